@@ -1,0 +1,1 @@
+"""The rules: lives of execs, transcripts, budgets, the registry. No I/O, no clock, no trio."""

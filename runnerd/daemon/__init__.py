@@ -1,0 +1,1 @@
+"""The edges: processes, sockets, signals and files, driven by what core decides."""
