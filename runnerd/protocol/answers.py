@@ -1,0 +1,616 @@
+"""Every answer and notification the daemon sends. A client ignores fields it does not know.
+
+What the platform does not report is null, never 0.
+"""
+
+from __future__ import annotations
+
+from typing import Final, Literal
+
+import msgspec
+
+State = Literal["starting", "running", "draining", "lingering", "closed"]
+Reason = Literal[
+    "exited", "cancelled", "deadline", "orphaned", "stalled", "stopped", "lost", "internal"
+]
+OomVerdict = Literal["none", "child", "possible", "killed", "unknown"]
+TranscriptState = Literal["kept", "partial", "evicted", "forgotten", "lost"]
+
+
+class Limits(msgspec.Struct, kw_only=True):
+    """The daemon's limits on what comes from outside, as `hello` states them.
+
+    Attributes:
+        frame_bytes: The largest frame.
+        connections: Connections at once.
+        hello_s: Seconds a connection has to say hello.
+        pipelined_requests: Requests unanswered on one connection.
+        subscriptions: Subscriptions at once, over all connections.
+        live_execs: Execs not closed at once.
+        stdin_queue_bytes: Bytes queued for one exec's stdin.
+        stdin_total_bytes: Bytes queued for stdin over all execs.
+        tail_bytes: The in-memory tail of one exec's transcript.
+        transcript_total_bytes: All in-memory tails together.
+        finished_execs: Finished execs kept.
+        finished_s: Seconds a finished exec is kept.
+        labels: Labels of one exec.
+    """
+
+    frame_bytes: int
+    connections: int
+    hello_s: float
+    pipelined_requests: int
+    subscriptions: int
+    live_execs: int
+    stdin_queue_bytes: int
+    stdin_total_bytes: int
+    tail_bytes: int
+    transcript_total_bytes: int
+    finished_execs: int
+    finished_s: float
+    labels: int
+
+
+class HelloAnswer(msgspec.Struct, kw_only=True):
+    """The answer to `hello`.
+
+    Attributes:
+        protocol: The version both speak.
+        incarnation: A random id of this daemon start.
+        version: The daemon's version.
+        features: The methods and optional fields served.
+        limits: See Limits.
+        starts: Starts accepted so far.
+    """
+
+    protocol: int
+    incarnation: str
+    version: str
+    features: list[str]
+    limits: Limits
+    starts: int
+
+
+class Empty(msgspec.Struct):
+    """An answer that carries nothing."""
+
+
+class StreamCount(msgspec.Struct, kw_only=True):
+    """Bytes of one stream: total = kept + dropped.
+
+    Attributes:
+        total_bytes: Bytes the command wrote that were read before its exit was published.
+        kept_bytes: Bytes still in the transcript.
+        dropped_bytes: Bytes read and no longer kept.
+        sha256: Hex SHA-256 of all total_bytes, where asked for.
+    """
+
+    total_bytes: int
+    kept_bytes: int
+    dropped_bytes: int
+    sha256: str | None = None
+
+
+class Oom(msgspec.Struct, kw_only=True):
+    """What the cgroup's OOM-kill counter did over the exec's life.
+
+    Attributes:
+        kills: The counter's rise, or None where it cannot be read.
+        verdict: none; child (a rise, the command not killed); possible (a KILL that was not
+            ours, a rise, other execs lived meanwhile); killed; unknown (counter unreadable).
+    """
+
+    kills: int | None
+    verdict: OomVerdict
+
+
+class Phases(msgspec.Struct, kw_only=True):
+    """Where an exec's time went, in milliseconds from its acceptance; None = did not happen.
+
+    Attributes:
+        spawned_ms: The job was handed to a shim.
+        started_ms: execve had succeeded.
+        first_byte_ms: The first output was read.
+        exited_ms: The command had exited.
+        drained_ms: Its exit was published.
+    """
+
+    spawned_ms: float | None = None
+    started_ms: float | None = None
+    first_byte_ms: float | None = None
+    exited_ms: float | None = None
+    drained_ms: float | None = None
+
+
+class Exit(msgspec.Struct, kw_only=True):
+    """How a command ended. Never made up: code XOR signal, both null only for lost and internal.
+
+    Attributes:
+        exec_id: The exec.
+        code: 0-255, what the command passed to exit().
+        signal: 1-64, the signal that ended it.
+        core_dumped: Whether the kernel wrote a core file.
+        reason: Who ended it, fixed by whoever acted first.
+        forced: Whether KILL was needed.
+        started_at: Unix seconds, for people.
+        ended_at: Unix seconds, for people.
+        wall_s: Seconds from execve to exit, monotonic.
+        cpu_user_s: CPU seconds in user mode, of the command and the children it waited for.
+        cpu_system_s: CPU seconds in the kernel, of the same.
+        peak_rss_bytes: The largest resident set of any of them.
+        minor_faults: Page faults without I/O.
+        major_faults: Page faults with I/O.
+        block_reads: Block input operations.
+        block_writes: Block output operations.
+        oom: See Oom.
+        phases: See Phases.
+        stdout: See StreamCount.
+        stderr: See StreamCount; empty where stderr was merged or null.
+    """
+
+    exec_id: str
+    code: int | None
+    signal: int | None
+    core_dumped: bool
+    reason: Reason
+    forced: bool
+    started_at: float | None
+    ended_at: float
+    wall_s: float | None
+    cpu_user_s: float | None
+    cpu_system_s: float | None
+    peak_rss_bytes: int | None
+    minor_faults: int | None
+    major_faults: int | None
+    block_reads: int | None
+    block_writes: int | None
+    oom: Oom
+    phases: Phases
+    stdout: StreamCount
+    stderr: StreamCount
+
+
+class Closed(msgspec.Struct, kw_only=True):
+    """Nothing of the exec is left.
+
+    Attributes:
+        discarded_bytes: What leftovers wrote after the exit was published; read, thrown away.
+        closed_at: Unix seconds, for people.
+    """
+
+    discarded_bytes: int
+    closed_at: float
+
+
+class StartAnswer(msgspec.Struct, kw_only=True):
+    """The answer to exec.start.
+
+    Attributes:
+        exec_id: The exec.
+        pid: The command's own pid, not the shim's.
+        created: Always true for a start that created; false for a recognised retry.
+        starts: Starts accepted so far.
+        oom_score_adj: The command's score as the kernel has it.
+        subscription: Where attach was given.
+    """
+
+    exec_id: str
+    pid: int
+    created: bool
+    starts: int
+    oom_score_adj: int | None
+    subscription: int | None = None
+
+
+class AttachAnswer(msgspec.Struct, kw_only=True):
+    """The answer to exec.attach.
+
+    Attributes:
+        subscription: An integer unique on the connection.
+        state: The exec's state.
+        pid: The command's pid while it lives.
+        first_seq: The first record kept.
+        last_seq: The last record so far.
+    """
+
+    subscription: int
+    state: State
+    pid: int | None
+    first_seq: int
+    last_seq: int
+
+
+class WriteAnswer(msgspec.Struct, kw_only=True):
+    """The answer to exec.write.
+
+    Attributes:
+        accepted_bytes: Bytes taken over the exec's whole life.
+        room_bytes: Bytes that fit right now.
+    """
+
+    accepted_bytes: int
+    room_bytes: int
+
+
+class SignalAnswer(msgspec.Struct, kw_only=True):
+    """The answer to exec.signal.
+
+    Attributes:
+        signalled: How many processes were sent the signal.
+    """
+
+    signalled: int
+
+
+class ReceiptProcess(msgspec.Struct, kw_only=True):
+    """One process of a tree that was signalled.
+
+    Attributes:
+        pid: Its pid then.
+        place: group = in the command's group; session = had left the group; outside = had left
+            the session.
+        found: children = through the parent's child list; scan = through a scan of /proc.
+    """
+
+    pid: int
+    place: Literal["group", "session", "outside"]
+    found: Literal["children", "scan"]
+
+
+class Survivor(msgspec.Struct, kw_only=True):
+    """One process that could not be ended.
+
+    Attributes:
+        pid: Its pid.
+        reason: D = uninterruptible sleep; user = another user's; other.
+        command: Its name, where it could be read.
+    """
+
+    pid: int
+    reason: Literal["D", "user", "other"]
+    command: str | None
+
+
+class Receipt(msgspec.Struct, kw_only=True):
+    """What ending a tree did.
+
+    Attributes:
+        grace_s: The grace that was in force.
+        termed: Processes sent TERM (each once), at most 200 listed.
+        termed_total: How many.
+        gone: How many were already gone when their turn came.
+        killed: Processes sent KILL, at most 200 listed.
+        killed_total: How many.
+        survivors: Who is left.
+    """
+
+    grace_s: float | None = None
+    termed: list[ReceiptProcess] = []
+    termed_total: int = 0
+    gone: int = 0
+    killed: list[ReceiptProcess] = []
+    killed_total: int = 0
+    survivors: list[Survivor] = []
+
+
+class CancelAnswer(msgspec.Struct, kw_only=True):
+    """The answer to exec.cancel.
+
+    Attributes:
+        outcome: ended; already_ended; survivors; tombstoned; ending (with wait: false).
+        receipt: See Receipt; null where nothing was signalled.
+        exit: The exit, where it is known.
+    """
+
+    outcome: Literal["ended", "already_ended", "survivors", "tombstoned", "ending"]
+    receipt: Receipt | None = None
+    exit: Exit | None = None
+
+
+class Usage(msgspec.Struct, kw_only=True):
+    """What an exec's processes use, as the daemon reads them.
+
+    Attributes:
+        processes: How many.
+        rss_bytes: Their resident sets added up.
+        cpu_s: Their CPU seconds added up.
+    """
+
+    processes: int
+    rss_bytes: int
+    cpu_s: float
+
+
+class Holder(msgspec.Struct, kw_only=True):
+    """A process that keeps an exec's pipes open after the command's exit.
+
+    Attributes:
+        pid: Its pid.
+        command: Its name.
+        certain: False where only its belonging to the exec is known.
+    """
+
+    pid: int
+    command: str
+    certain: bool
+
+
+class ExecInfo(msgspec.Struct, kw_only=True):
+    """What is known of an exec; everything but its environment.
+
+    Attributes:
+        exec_id: The exec.
+        state: See design of states in PROTOCOL.md.
+        argv: As started.
+        cwd: As started.
+        user: As started.
+        labels: As started.
+        pid: The command's pid while it lives.
+        incarnation: The daemon start it belongs to.
+        accepted: Its number in order of acceptance, from 1.
+        accepted_at: Unix seconds, for people.
+        age_s: Seconds since acceptance, monotonic.
+        flow: block or drop, as in force now.
+        first_seq: The first record kept.
+        last_seq: The last record so far.
+        stdin_accepted_bytes: Bytes taken for stdin.
+        stdin_open: Whether exec.write can still be accepted.
+        subscriptions: How many subscribe.
+        transcript: kept; partial (something was dropped); evicted.
+        ending: Whether it is being ended, and why.
+        survivors: Who could not be ended.
+        holders: Who keeps its pipes open after the exit.
+        exit: Once it has exited.
+        closed: Once nothing is left.
+        usage: Where asked for.
+    """
+
+    exec_id: str
+    state: State
+    argv: list[str]
+    cwd: str
+    user: str | None
+    labels: dict[str, str]
+    pid: int | None
+    incarnation: str
+    accepted: int
+    accepted_at: float
+    age_s: float
+    flow: Literal["block", "drop"]
+    first_seq: int
+    last_seq: int
+    stdin_accepted_bytes: int
+    stdin_open: bool
+    subscriptions: int
+    transcript: TranscriptState
+    ending: Reason | None = None
+    survivors: list[Survivor] = []
+    holders: list[Holder] = []
+    exit: Exit | None = None
+    closed: Closed | None = None
+    usage: Usage | None = None
+
+
+class ListAnswer(msgspec.Struct, kw_only=True):
+    """The answer to exec.list.
+
+    Attributes:
+        execs: In order of acceptance.
+        next_cursor: Pass it to get the next page; null = that was all.
+    """
+
+    execs: list[ExecInfo]
+    next_cursor: int | None
+
+
+class OomOrder(msgspec.Struct, kw_only=True):
+    """Whether the kernel prefers the commands, checked at start.
+
+    Attributes:
+        own_score: The daemon's oom_score_adj.
+        command_score: The score given to commands.
+        room: command_score - own_score.
+        lowered: Whether the daemon lowered its own score.
+        cap_sys_resource: Whether it may go below its floor, and so may no command.
+        cgroup_version: 1, 2 or null.
+        limit_bytes: The cgroup's memory limit, or null for none.
+        high_bytes: memory.high, or null.
+        group_kill: memory.oom.group: then the kernel kills all, whatever the scores.
+        protects_up_to_bytes: The daemon's size below which the order holds against any command.
+        verdict: protected; equal; group_kill; unlimited; unknown.
+        warnings: What an operator should know, in sentences.
+    """
+
+    own_score: int | None
+    command_score: int
+    room: int | None
+    lowered: bool
+    cap_sys_resource: bool
+    cgroup_version: int | None
+    limit_bytes: int | None
+    high_bytes: int | None
+    group_kill: bool | None
+    protects_up_to_bytes: int | None
+    verdict: Literal["protected", "equal", "group_kill", "unlimited", "unknown"]
+    warnings: list[str]
+
+
+class DaemonInfo(msgspec.Struct, kw_only=True):
+    """The answer to daemon.info.
+
+    Attributes:
+        version: The daemon's version.
+        protocol: Versions spoken.
+        incarnation: This daemon start.
+        pid: Its pid.
+        uid: Its effective uid.
+        socket: The socket's path.
+        state: serving, draining or stopping.
+        started_at: Unix seconds, for people.
+        uptime_s: Monotonic.
+        python: The interpreter's version.
+        guard: native, or fallback with the reason.
+        subreaper: Whether orphans of a dead shim come to the daemon.
+        dumpable: Whether a process of the same user could read the daemon.
+        rss_bytes: The daemon's resident set.
+        starts: Starts accepted so far.
+        live_execs: Execs not closed.
+        connections: Open connections.
+        subscriptions: Open subscriptions.
+        parked_shims: Shims ready for a start.
+        stray_failures: Stray failures survived.
+        oom_order: See OomOrder.
+        limits: See Limits.
+        features: As in hello.
+        warnings: Everything found at boot that an operator should know.
+    """
+
+    version: str
+    protocol: list[int]
+    incarnation: str
+    pid: int
+    uid: int
+    socket: str
+    state: Literal["serving", "draining", "stopping"]
+    started_at: float
+    uptime_s: float
+    python: str
+    guard: str
+    subreaper: bool
+    dumpable: bool
+    rss_bytes: int | None
+    starts: int
+    live_execs: int
+    connections: int
+    subscriptions: int
+    parked_shims: int
+    stray_failures: int
+    oom_order: OomOrder
+    limits: Limits
+    features: list[str]
+    warnings: list[str]
+
+
+class MetricsAnswer(msgspec.Struct, kw_only=True):
+    """The answer to daemon.metrics.
+
+    Attributes:
+        content_type: As an HTTP endpoint would say.
+        text: The exposition.
+    """
+
+    content_type: str
+    text: str
+
+
+class OutputNote(msgspec.Struct, kw_only=True):
+    """One chunk of output, at most 64 KiB.
+
+    Attributes:
+        subscription: Whose.
+        exec_id: The exec.
+        seq: Its number in the exec's one sequence.
+        stream: stdout or stderr.
+        offset: Where it begins in its stream, in bytes.
+        data: The bytes.
+    """
+
+    subscription: int
+    exec_id: str
+    seq: int
+    stream: Literal["stdout", "stderr"]
+    offset: int
+    data: bytes
+
+
+class GapNote(msgspec.Struct, kw_only=True):
+    """Records that are no longer kept, announced in their place.
+
+    Attributes:
+        subscription: Whose.
+        exec_id: The exec.
+        first_seq: The first sequence lost.
+        last_seq: The last sequence lost.
+        stdout_bytes: Bytes of stdout lost.
+        stderr_bytes: Bytes of stderr lost.
+    """
+
+    subscription: int
+    exec_id: str
+    first_seq: int
+    last_seq: int
+    stdout_bytes: int
+    stderr_bytes: int
+
+
+class ExitedNote(msgspec.Struct, kw_only=True):
+    """The command has exited, exactly once, after all of its output.
+
+    Attributes:
+        subscription: Whose.
+        exec_id: The exec.
+        seq: Its number in the exec's one sequence.
+        exit: See Exit.
+    """
+
+    subscription: int
+    exec_id: str
+    seq: int
+    exit: Exit
+
+
+class ClosedNote(msgspec.Struct, kw_only=True):
+    """Nothing of the exec is left; the subscription is over.
+
+    Attributes:
+        subscription: Whose.
+        exec_id: The exec.
+        seq: The highest of the exec.
+        closed: See Closed.
+    """
+
+    subscription: int
+    exec_id: str
+    seq: int
+    closed: Closed
+
+
+class StoppingNote(msgspec.Struct, kw_only=True):
+    """The daemon is stopping; sent once to every connection.
+
+    Attributes:
+        cause: What began the stop: SIGTERM, daemon.stop, error, ...
+        deadline_s: Seconds until the daemon is gone, whatever happens.
+    """
+
+    cause: str
+    deadline_s: float
+
+
+ANSWERS: Final[dict[str, type[msgspec.Struct]]] = {
+    "hello": HelloAnswer,
+    "ping": Empty,
+    "exec.start": StartAnswer,
+    "exec.attach": AttachAnswer,
+    "exec.detach": Empty,
+    "exec.ack": Empty,
+    "exec.write": WriteAnswer,
+    "exec.signal": SignalAnswer,
+    "exec.cancel": CancelAnswer,
+    "exec.wait": Exit,
+    "exec.inspect": ExecInfo,
+    "exec.list": ListAnswer,
+    "daemon.info": DaemonInfo,
+    "daemon.metrics": MetricsAnswer,
+    "daemon.drain": Empty,
+    "daemon.undrain": Empty,
+    "daemon.stop": Empty,
+}
+
+NOTIFICATIONS: Final[dict[str, type[msgspec.Struct]]] = {
+    "exec.output": OutputNote,
+    "exec.gap": GapNote,
+    "exec.exited": ExitedNote,
+    "exec.closed": ClosedNote,
+    "daemon.stopping": StoppingNote,
+}

@@ -1,0 +1,145 @@
+"""Frames without I/O: bytes in, whole payloads out, for both encodings.
+
+Rule 1: the first byte of a connection chooses its encoding: `{` is one JSON object a line, 0x00
+is a 4-byte big-endian length and that many bytes of MessagePack. The two cannot be confused,
+since a length whose first byte is not 0 would be over any frame limit.
+Rule 2: how the bytes were split into reads makes no difference to the frames.
+Rule 3: what cannot become a frame is an error at once, not after it has been buffered: at most
+one frame and one read are ever held.
+"""
+
+from __future__ import annotations
+
+import enum
+from typing import Final
+
+FRAME_BYTES_MAX: Final = 4 * 1024 * 1024
+# A frame has to hold the largest request: argv and environment together. Linux allows them a
+# quarter of the stack limit, 2 MiB by default (execve(2)); base64 adds a third.
+
+HEADER_BYTES: Final = 4
+
+
+class Encoding(enum.Enum):
+    """How messages are written on one connection."""
+
+    JSON = "json"
+    MSGPACK = "msgpack"
+
+
+class FramingError(Exception):
+    """The peer's bytes are no frame; the connection cannot go on.
+
+    Attributes:
+        too_large: True where a frame went over the limit, False where the first byte is none
+            of the two encodings.
+    """
+
+    def __init__(self, message: str, *, too_large: bool) -> None:
+        super().__init__(message)
+        self.too_large = too_large
+
+
+class FrameSplitter:
+    """Cut a byte stream into payloads.
+
+    Args:
+        frame_bytes_max: The largest payload accepted, in bytes.
+        encoding: The encoding, or None to let the first byte choose.
+    """
+
+    def __init__(
+        self, frame_bytes_max: int = FRAME_BYTES_MAX, encoding: Encoding | None = None
+    ) -> None:
+        self.encoding = encoding
+        self._frame_bytes_max = frame_bytes_max
+        self._buffer = bytearray()
+        self._start = 0
+        self._searched = 0
+
+    @property
+    def pending_bytes(self) -> int:
+        """How many bytes of an unfinished frame are held."""
+        return len(self._buffer) - self._start
+
+    def feed(self, data: bytes | bytearray | memoryview) -> None:
+        """Store bytes just read; next_frame parses."""
+        if self._start:
+            del self._buffer[: self._start]
+            self._searched -= self._start
+            self._start = 0
+        self._buffer += data
+
+    def next_frame(self) -> bytes | None:
+        """Take the next complete payload off the buffer.
+
+        Returns:
+            The payload, never empty for JSON (blank lines are passed over), possibly empty for
+            MessagePack; None if more bytes are needed.
+
+        Raises:
+            FramingError: If the peer announced or sent a frame over the limit, or its first
+                byte is neither `{` nor 0x00.
+
+        Source: PROTOCOL.md, "Framing".
+        """
+        if self.encoding is None and not self._choose():
+            return None
+        if self.encoding is Encoding.MSGPACK:
+            return self._next_counted()
+        return self._next_line()
+
+    def _choose(self) -> bool:
+        if len(self._buffer) == self._start:
+            return False
+        first = self._buffer[self._start]
+        if first == ord("{"):
+            self.encoding = Encoding.JSON
+        elif first == 0:
+            self.encoding = Encoding.MSGPACK
+        else:
+            raise FramingError(
+                f"first byte 0x{first:02x} is neither '{{' (JSON lines) nor 0x00 (MessagePack)",
+                too_large=False,
+            )
+        return True
+
+    def _next_counted(self) -> bytes | None:
+        at = self._start
+        if len(self._buffer) - at < HEADER_BYTES:
+            return None
+        length = int.from_bytes(self._buffer[at : at + HEADER_BYTES], "big")
+        if length > self._frame_bytes_max:
+            raise self._too_large(length)
+        end = at + HEADER_BYTES + length
+        if len(self._buffer) < end:
+            return None
+        self._start = end
+        return bytes(memoryview(self._buffer)[at + HEADER_BYTES : end])
+
+    def _next_line(self) -> bytes | None:
+        while True:
+            end = self._buffer.find(b"\n", max(self._searched, self._start))
+            if end < 0:
+                self._searched = len(self._buffer)
+                if self.pending_bytes > self._frame_bytes_max:
+                    raise self._too_large(self.pending_bytes)
+                return None
+            if end - self._start > self._frame_bytes_max:
+                raise self._too_large(end - self._start)
+            line = bytes(memoryview(self._buffer)[self._start : end]).strip()
+            self._start = self._searched = end + 1
+            if line:
+                return line
+
+    def _too_large(self, size: int) -> FramingError:
+        return FramingError(
+            f"frame of {size} bytes or more; the most is {self._frame_bytes_max}", too_large=True
+        )
+
+
+def frame(payload: bytes, encoding: Encoding) -> bytes:
+    """Put one encoded message into its frame."""
+    if encoding is Encoding.MSGPACK:
+        return len(payload).to_bytes(HEADER_BYTES, "big") + payload
+    return payload + b"\n"

@@ -1,0 +1,400 @@
+"""Every request's parameters. A value that decodes is a value the daemon can act on.
+
+Types and ranges are checked by msgspec while decoding; what a type cannot say (NUL bytes, pairs
+of fields that exclude each other) is checked in `__post_init__`, which raises the RequestError
+that names the field. Unknown fields are refused: a client that asks for what this daemon does
+not know must hear so.
+
+Names carry their unit; an absent duration or limit means none.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Annotated, Final, Literal
+
+import msgspec
+from msgspec import Meta
+
+from .errors import invalid
+from .signals import signal_number
+
+PROTOCOL_VERSIONS: Final = (1,)
+
+SECONDS_MAX: Final = 1e9  # about 31 years: far inside what any kernel timer takes
+LABELS_MAX: Final = 32
+LABEL_KEY_BYTES_MAX: Final = 63
+LABEL_VALUE_BYTES_MAX: Final = 256
+RLIM_INFINITY: Final = 2**64 - 1
+
+RLIMITS: Final[dict[str, int]] = {
+    "cpu": 0,
+    "fsize": 1,
+    "data": 2,
+    "stack": 3,
+    "core": 4,
+    "rss": 5,
+    "nproc": 6,
+    "nofile": 7,
+    "memlock": 8,
+    "as": 9,
+    "locks": 10,
+    "sigpending": 11,
+    "msgqueue": 12,
+    "nice": 13,
+    "rtprio": 14,
+    "rttime": 15,
+}
+"""Kernel numbers by name. Source: getrlimit(2); include/uapi/asm-generic/resource.h."""
+
+ExecId = Annotated[str, Meta(pattern=r"^[A-Za-z0-9_.:-]{1,128}(?![\s\S])")]
+Seconds = Annotated[float, Meta(gt=0, le=SECONDS_MAX)]
+GraceSeconds = Annotated[float, Meta(ge=0, le=SECONDS_MAX)]
+Sequence = Annotated[int, Meta(ge=0, le=2**63 - 1)]
+RlimitValue = Annotated[int, Meta(ge=0)] | Literal["unlimited"]
+Stream = Literal["stdout", "stderr"]
+
+
+def _both_streams() -> list[Stream]:
+    return ["stdout", "stderr"]
+
+
+def _check_seconds(field: str, value: float | None) -> None:
+    # A NaN passes every comparison msgspec makes, and would arm a timer that never fires.
+    if value is not None and math.isnan(value):
+        raise invalid(field, "NaN is no duration")
+
+
+def _check_text(field: str, value: str | None) -> None:
+    if value is not None and "\0" in value:
+        raise invalid(field, "contains a NUL byte")
+
+
+class Params(msgspec.Struct, forbid_unknown_fields=True, kw_only=True, omit_defaults=True):
+    """What every request's parameters share: unknown fields are refused."""
+
+
+class NoParams(Params):
+    """Parameters of a request that takes none."""
+
+
+class Hello(Params):
+    """Open a connection: agree on a version and learn the daemon's limits.
+
+    Attributes:
+        protocol: Versions the client speaks, best first.
+        client: Who is calling, for the log.
+        incarnation: The incarnation expected; another one is refused before any effect.
+    """
+
+    protocol: list[int]
+    client: Annotated[str, Meta(max_length=256)] | None = None
+    incarnation: Annotated[str, Meta(max_length=64)] | None = None
+
+
+class Attach(Params):
+    """The `attach` part of exec.start: subscribe in the same step.
+
+    Attributes:
+        streams: Which streams to be sent; both by default.
+        window_bytes: The most output sent and not yet acknowledged; None = no window.
+    """
+
+    streams: list[Stream] = msgspec.field(default_factory=_both_streams)
+    window_bytes: Annotated[int, Meta(ge=1, le=2**40)] | None = None
+
+    def __post_init__(self) -> None:
+        if not self.streams or len(set(self.streams)) != len(self.streams):
+            raise invalid("attach.streams", "name each stream once, and at least one")
+
+
+class ExecStart(Params):
+    """Start one command. Answered only once execve has succeeded, or with the true error.
+
+    Attributes:
+        exec_id: 1-128 of A-Z a-z 0-9 _ . : -; minted if absent.
+        argv: The argument vector, as execve(2) takes it; no shell is involved.
+        env: Variables to set; null removes one.
+        env_mode: extend = over the daemon's boot environment; replace = only these.
+        cwd: An absolute directory; the daemon's --cwd if absent.
+        user: name, uid, uid:gid or name:group; the daemon's own user if absent.
+        umask: 0 to 0o777; 0o022 if absent.
+        rlimits: Name to [soft, hard]; a value is a number or "unlimited".
+        nice: -20 to 19.
+        oom_score_adj: 900-1000; 900 if absent; a higher inherited score is kept.
+        no_new_privs: Whether execve may no longer grant privileges, see prctl(2).
+        stdin: null = /dev/null; pipe = fed by exec.write.
+        stderr: pipe, stdout (merged in the kernel, exact order) or null.
+        deadline_s: When the command is ended, in seconds from its start; none if absent.
+        grace_s: Seconds between TERM and KILL wherever this exec is ended; 0 = KILL at once.
+        leftovers: What happens to processes alive at the command's exit: keep or kill.
+        flow: block = the command waits for its subscriber; drop = it never waits. block where
+            attach is given, drop otherwise.
+        hold_s: How long a blocked command waits for a lost subscriber to come back.
+        sha256: Whether the exit carries a SHA-256 of each stream.
+        labels: At most 32 pairs, keys up to 63 and values up to 256 bytes.
+        admission: check, or skip (memory admission only), so that a rescue is possible.
+        attach: Subscribe at once.
+    """
+
+    argv: list[str]
+    exec_id: ExecId | None = None
+    env: dict[str, str | None] = {}
+    env_mode: Literal["extend", "replace"] = "extend"
+    cwd: str | None = None
+    user: str | None = None
+    umask: Annotated[int, Meta(ge=0, le=0o777)] = 0o022
+    rlimits: dict[str, tuple[RlimitValue, RlimitValue]] = {}
+    nice: Annotated[int, Meta(ge=-20, le=19)] | None = None
+    oom_score_adj: Annotated[int, Meta(ge=900, le=1000)] = 900
+    no_new_privs: bool = False
+    stdin: Literal["null", "pipe"] = "null"
+    stderr: Literal["pipe", "stdout", "null"] = "pipe"
+    deadline_s: Seconds | None = None
+    grace_s: GraceSeconds = 5.0
+    leftovers: Literal["keep", "kill"] = "keep"
+    flow: Literal["block", "drop"] | None = None
+    hold_s: GraceSeconds = 30.0
+    sha256: bool = False
+    labels: dict[str, str] = {}
+    admission: Literal["check", "skip"] = "check"
+    attach: Attach | None = None
+
+    def __post_init__(self) -> None:
+        if not self.argv or not self.argv[0]:
+            raise invalid("argv", "needs a program name first")
+        for at, argument in enumerate(self.argv):
+            if "\0" in argument:
+                raise invalid(f"argv[{at}]", "contains a NUL byte")
+        self._check_env()
+        self._check_labels()
+        self._check_rlimits()
+        _check_text("cwd", self.cwd)
+        if self.cwd is not None and not self.cwd.startswith("/"):
+            raise invalid("cwd", f"'{self.cwd}' is not an absolute path")
+        _check_text("user", self.user)
+        if self.user == "":
+            raise invalid("user", "is empty")
+        _check_seconds("deadline_s", self.deadline_s)
+        _check_seconds("grace_s", self.grace_s)
+        _check_seconds("hold_s", self.hold_s)
+
+    def _check_env(self) -> None:
+        for name, value in self.env.items():
+            if not name or "=" in name or "\0" in name:
+                raise invalid(f"env[{name!r}]", "a name is not empty and has no '=' and no NUL")
+            _check_text(f"env[{name!r}]", value)
+
+    def _check_labels(self) -> None:
+        if len(self.labels) > LABELS_MAX:
+            raise invalid("labels", f"{len(self.labels)} pairs; the most is {LABELS_MAX}")
+        for key, value in self.labels.items():
+            if not 0 < len(key.encode()) <= LABEL_KEY_BYTES_MAX or "\0" in key:
+                raise invalid("labels", f"a key has 1 to {LABEL_KEY_BYTES_MAX} bytes and no NUL")
+            if len(value.encode()) > LABEL_VALUE_BYTES_MAX or "\0" in value:
+                raise invalid(
+                    f"labels[{key!r}]",
+                    f"a value has up to {LABEL_VALUE_BYTES_MAX} bytes and no NUL",
+                )
+
+    def _check_rlimits(self) -> None:
+        for name, (soft, hard) in self.rlimits.items():
+            if name not in RLIMITS:
+                raise invalid(f"rlimits[{name!r}]", f"unknown; known are {', '.join(RLIMITS)}")
+            if rlimit_number(hard) > RLIM_INFINITY:
+                raise invalid(f"rlimits[{name!r}]", "the hard limit does not fit 64 bits")
+            if rlimit_number(soft) > rlimit_number(hard):
+                raise invalid(f"rlimits[{name!r}]", "the soft limit is above the hard one")
+
+
+def rlimit_number(value: int | str) -> int:
+    """Return a limit as the kernel takes it: "unlimited" is RLIM_INFINITY."""
+    return RLIM_INFINITY if isinstance(value, str) else value
+
+
+class ExecAttach(Params):
+    """Subscribe to an exec that exists; the only adopting path, and never creates.
+
+    Attributes:
+        exec_id: The exec.
+        after: Replay what comes after this sequence; 0 = from the first kept record; "tail" =
+            only what comes from now on.
+        streams: Which streams to be sent.
+        window_bytes: The most output sent and not yet acknowledged; None = no window.
+    """
+
+    exec_id: ExecId
+    after: Sequence | Literal["tail"] = 0
+    streams: list[Stream] = msgspec.field(default_factory=_both_streams)
+    window_bytes: Annotated[int, Meta(ge=1, le=2**40)] | None = None
+
+    def __post_init__(self) -> None:
+        if not self.streams or len(set(self.streams)) != len(self.streams):
+            raise invalid("streams", "name each stream once, and at least one")
+
+
+class ExecDetach(Params):
+    """End a subscription. The exec goes on.
+
+    Attributes:
+        subscription: A subscription opened on this connection.
+    """
+
+    subscription: int
+
+
+class ExecAck(Params):
+    """Acknowledge output up to a sequence, as a request or as the client's only notification.
+
+    Attributes:
+        subscription: A subscription opened on this connection.
+        seq: The highest sequence taken, cumulative.
+    """
+
+    subscription: int
+    seq: Sequence
+
+
+class ExecWrite(Params):
+    """Feed the command's stdin.
+
+    Attributes:
+        exec_id: The exec.
+        offset: Where `data` begins in the whole stream; a repeat of what was taken is taken
+            once. Absent = append, which is not repeatable.
+        data: The bytes; may be empty.
+        eof: Close stdin after everything taken, once all of `data` is taken.
+        wait_s: How long to wait for room for all of `data`; absent = take what fits now.
+    """
+
+    exec_id: ExecId
+    data: bytes = b""
+    offset: Sequence | None = None
+    eof: bool = False
+    wait_s: Seconds | None = None
+
+    def __post_init__(self) -> None:
+        _check_seconds("wait_s", self.wait_s)
+
+
+class ExecSignal(Params):
+    """Send one signal, nothing else (no CONT, no escalation).
+
+    Attributes:
+        exec_id: The exec.
+        signal: TERM, SIGTERM, RTMIN+1 or a number 1-64.
+        to: command = the process itself; group = its process group; tree = every process of it.
+    """
+
+    exec_id: ExecId
+    signal: str | int
+    to: Literal["command", "group", "tree"] = "command"
+
+    def __post_init__(self) -> None:
+        if signal_number(self.signal) is None:
+            raise invalid("signal", f"{self.signal!r} is no signal")
+
+    @property
+    def number(self) -> int:
+        """The signal's number, 1-64."""
+        number = signal_number(self.signal)
+        assert number is not None
+        return number
+
+
+class ExecCancel(Params):
+    """End an exec and everything it started: TERM, grace, KILL until nothing is left.
+
+    Attributes:
+        exec_id: The exec.
+        grace_s: Seconds between TERM and KILL; the exec's own grace_s if absent; 0 = KILL at
+            once. A further cancel may shorten it and never lengthens it.
+        wait: Answer once all is gone or the survivors are known; else as soon as ending began.
+        tombstone: Of an id never seen, leave a mark so that a start arriving later is refused.
+    """
+
+    exec_id: ExecId
+    grace_s: GraceSeconds | None = None
+    wait: bool = True
+    tombstone: bool = True
+
+    def __post_init__(self) -> None:
+        _check_seconds("grace_s", self.grace_s)
+
+
+class ExecWait(Params):
+    """Wait for an exec's end; consumes nothing.
+
+    Attributes:
+        exec_id: The exec.
+        until: exited = the command's own exit; closed = nothing of it is left.
+        timeout_s: How long; absent = for ever. wait_timeout changes nothing.
+    """
+
+    exec_id: ExecId
+    until: Literal["exited", "closed"] = "exited"
+    timeout_s: Seconds | None = None
+
+    def __post_init__(self) -> None:
+        _check_seconds("timeout_s", self.timeout_s)
+
+
+class ExecInspect(Params):
+    """Describe an exec: everything but its environment.
+
+    Attributes:
+        exec_id: The exec.
+        usage: Also count its processes, their memory and CPU time, as the daemon reads them.
+    """
+
+    exec_id: ExecId
+    usage: bool = False
+
+
+class ExecList(Params):
+    """List execs in order of acceptance.
+
+    Attributes:
+        state: Only those in one of these states.
+        labels: Only those that carry all of these.
+        cursor: next_cursor of the page before.
+        limit: The most to return, 1-1000.
+        usage: As in exec.inspect.
+    """
+
+    state: list[Literal["starting", "running", "draining", "lingering", "closed"]] | None = None
+    labels: dict[str, str] = {}
+    cursor: Sequence | None = None
+    limit: Annotated[int, Meta(ge=1, le=1000)] = 100
+    usage: bool = False
+
+
+class DaemonMetrics(Params):
+    """Read the daemon's metrics.
+
+    Attributes:
+        format: text = Prometheus text format 0.0.4; openmetrics = OpenMetrics 1.0.
+    """
+
+    format: Literal["text", "openmetrics"] = "text"
+
+
+METHODS: Final[dict[str, type[Params]]] = {
+    "hello": Hello,
+    "ping": NoParams,
+    "exec.start": ExecStart,
+    "exec.attach": ExecAttach,
+    "exec.detach": ExecDetach,
+    "exec.ack": ExecAck,
+    "exec.write": ExecWrite,
+    "exec.signal": ExecSignal,
+    "exec.cancel": ExecCancel,
+    "exec.wait": ExecWait,
+    "exec.inspect": ExecInspect,
+    "exec.list": ExecList,
+    "daemon.info": NoParams,
+    "daemon.metrics": DaemonMetrics,
+    "daemon.drain": NoParams,
+    "daemon.undrain": NoParams,
+    "daemon.stop": NoParams,
+}
