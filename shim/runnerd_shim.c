@@ -8,8 +8,8 @@
  *
  *   From runnerd: `job` (with descriptors: stdin, stdout, stderr, the job's memfd, and a
  *   cgroup.procs if the job says so), `signal N command|group|tree`, `end GRACE_MS`.
- *   To runnerd: parked, failed, oom-adj, started, exited, signalled, ending, termed, killed,
- *   survivors, empty. README.md lists their words; runnerd/protocol/shimwire.py parses them, and
+ *   To runnerd: parked, failed, oom-adj, started, exited, signalled, ending, termed, killing,
+ *   killed, survivors, empty. README.md lists their words; runnerd/protocol/shimwire.py parses them, and
  *   runnerd/protocol/job.py writes the memfd. Those two and this file change together.
  *
  * RULES
@@ -1050,12 +1050,49 @@ static _Noreturn void leave(void)
     _exit(0);
 }
 
+/* Whether TERM meets its default action in the leader: then an exit by code, or a KILL that was
+ * not ours, cannot be the answer to it. Fields 32 to 34 of stat are the masks of blocked, ignored
+ * and caught signals. */
+static bool term_is_default(void)
+{
+    struct line path;
+    char text[1024];
+    const char *at;
+    int64_t blocked = 0, ignored = 0, caught = 0;
+    const int64_t term = (int64_t)1 << (SIGTERM - 1);
+
+    proc_path(&path, leader, "/stat");
+    if (read_file(path.text, text, sizeof text) <= 0 || !(at = strrchr(text, ')')))
+        return false;
+    for (int field = 2; at && field < 32; field++)
+        at = strchr(at + 1, ' ');
+    if (!at++ || !take_number(&at, &blocked) || *at++ != ' ' || !take_number(&at, &ignored) ||
+        *at++ != ' ' || !take_number(&at, &caught))
+        return false;
+    return !((blocked | ignored | caught) & term);
+}
+
+/* What the leader makes of the ladder's first rung; only KILL after it is left, if that was none. */
+static const char *leader_word(bool first, bool with_term)
+{
+    static const char *word = " default";
+
+    if (leader_reaped || exit_unsent)
+        return " gone";
+    if (first && with_term && !term_is_default())
+        word = " caught";
+    return word;
+}
+
+static void reap(void);
+
 static void end_tree(int64_t grace_ms)
 {
     struct line line = {.used = 0};
     int64_t now = now_ms();
     bool first = ladder == AT_REST;
 
+    reap(); /* an exit that came before the end is told before it, and so is nobody's doing */
     if (phase == WAITING)
         grace_ms = 0;
     if (first || (ladder == GRACE && now + grace_ms < kill_at_ms))
@@ -1064,6 +1101,7 @@ static void end_tree(int64_t grace_ms)
         ladder = GRACE;
     put(&line, "ending");
     put_word_number(&line, ladder == GRACE && kill_at_ms > now ? kill_at_ms - now : 0);
+    put(&line, leader_word(first, grace_ms > 0));
     say(&line);
     if (phase == WAITING) { /* there is no command yet: the child is ours alone */
         kill(leader, SIGKILL);
@@ -1080,6 +1118,10 @@ static void climb_ladder(void)
     int64_t now = now_ms();
 
     if (ladder == GRACE && now >= kill_at_ms) {
+        struct line line = {.used = 0};
+
+        put(&line, "killing"); /* before the first KILL, so that an exit by it is known as ours */
+        say(&line);
         ladder = KILLING;
         survivors_at_ms = now + KILL_BOUND_MS;
     }

@@ -159,10 +159,6 @@ class Exec:
         """Whether its exit has been published."""
         return self.exit is not None
 
-    def met_another(self) -> None:
-        """Another exec was live at the same time: an OOM kill may have been meant for it."""
-        self._alone = False
-
     def spawned(self, now_s: float) -> None:
         """Its job was handed to a shim."""
         self.phases.spawned_ms = self._ms(now_s)
@@ -237,8 +233,18 @@ class Exec:
             actions.append(SendEnd(self.grace_s))
         return actions
 
-    def drained(self, now_s: float, wall_s: float, oom_kills: int | None) -> list[Action]:
-        """Its pipes are at EOF or the drain is over: publish the exit."""
+    def drained(
+        self, now_s: float, wall_s: float, *, oom_kills: int | None, starts: int
+    ) -> list[Action]:
+        """Its pipes are at EOF or the drain is over: publish the exit.
+
+        Args:
+            now_s: Monotonic.
+            wall_s: Unix seconds, for people.
+            oom_kills: The cgroup's counter now, or None.
+            starts: Starts accepted so far: any after this one may be whom a kill was meant for.
+        """
+        self._alone = self._alone and starts == self.number
         self.state = after(self.state, Event.DRAINED)
         self.phases.drained_ms = self._ms(now_s)
         self.exit = self._make_exit(wall_s - max(0.0, now_s - self._status().at_s), oom_kills)

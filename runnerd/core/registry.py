@@ -10,7 +10,7 @@ Rule 4: a cancel of an id never seen leaves a tombstone, and the start that meet
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from typing import Literal
 
 from runnerd.protocol.errors import RequestError
@@ -38,8 +38,10 @@ class Registry:
     def __init__(self, bounds: Bounds) -> None:
         self._bounds = bounds
         self._execs: OrderedDict[str, Exec] = OrderedDict()
+        self._live: dict[str, Exec] = {}
         self._finished: OrderedDict[str, Exec] = OrderedDict()
         self._tombstones: OrderedDict[str, float] = OrderedDict()
+        self._dropped: list[str] = []
         self.budget = TailBudget(bounds)
         self.starts = 0
         self.state: Literal["serving", "draining", "stopping"] = "serving"
@@ -47,7 +49,7 @@ class Registry:
     @property
     def live_count(self) -> int:
         """How many execs are not closed, starting ones included."""
-        return len(self._execs) - len(self._finished)
+        return len(self._live)
 
     def get(self, exec_id: str) -> Exec:
         """Return an exec that is live or kept.
@@ -60,9 +62,9 @@ class Registry:
             raise RequestError("exec_unknown", f"there is no exec '{exec_id}'")
         return found
 
-    def live(self) -> Iterator[Exec]:
-        """Yield every live exec, oldest first."""
-        return (each for each in self._execs.values() if each.is_live)
+    def live(self) -> list[Exec]:
+        """Return every live exec, oldest first."""
+        return list(self._live.values())
 
     def accept(
         self,
@@ -81,10 +83,6 @@ class Registry:
         """
         self._refuse_known(exec_id, now_s)
         self._admit(exec_id)
-        others = self.live_count
-        if others:
-            for each in self.live():
-                each.met_another()
         self.starts += 1
         accepted = Exec(
             exec_id,
@@ -95,9 +93,9 @@ class Registry:
             wall_s=wall_s,
             budget=self.budget,
             oom_kills=oom_kills,
-            alone=not others,
+            alone=not self._live,
         )
-        self._execs[exec_id] = accepted
+        self._execs[exec_id] = self._live[exec_id] = accepted
         return accepted
 
     def _refuse_known(self, exec_id: str, now_s: float) -> None:
@@ -130,10 +128,11 @@ class Registry:
 
     def failed(self, failed: Exec) -> None:
         """Undo the acceptance of a start that failed: its id is free again."""
-        del self._execs[failed.exec_id]
+        del self._execs[failed.exec_id], self._live[failed.exec_id]
 
     def closed(self, closed: Exec, now_s: float) -> None:
         """Nothing of an exec is left: keep its record as long as there is room."""
+        del self._live[closed.exec_id]
         self._finished[closed.exec_id] = closed
         self.expire(now_s)
 
@@ -147,11 +146,17 @@ class Registry:
                 break
             self.budget.remove(oldest.transcript)
             del self._finished[oldest.exec_id], self._execs[oldest.exec_id]
+            self._dropped.append(oldest.exec_id)
         while self._tombstones:
             exec_id, until_s = next(iter(self._tombstones.items()))
             if until_s > now_s and len(self._tombstones) <= TOMBSTONES_MAX:
                 break
             del self._tombstones[exec_id]
+
+    def take_dropped(self) -> list[str]:
+        """Return the ids dropped since the last call: the edges let go of them too."""
+        dropped, self._dropped = self._dropped, []
+        return dropped
 
     def bury(self, exec_id: str, now_s: float) -> None:
         """Leave a tombstone for an id never seen."""

@@ -19,12 +19,14 @@ ExitKind = Literal["exit", "kill", "dump"]
 Place = Literal["g", "s", "x"]
 Found = Literal["c", "p"]
 SurvivorReason = Literal["D", "user", "other"]
+Leader = Literal["gone", "default", "caught"]
 
 _SCOPES: Final = frozenset(get_args(Scope))
 _EXIT_KINDS: Final[dict[str, ExitKind]] = {"exit": "exit", "kill": "kill", "dump": "dump"}
 _PLACES: Final[dict[str, Place]] = {"g": "g", "s": "s", "x": "x"}
 _FOUND: Final[dict[str, Found]] = {"c": "c", "p": "p"}
 _REASONS: Final[dict[str, SurvivorReason]] = {"D": "D", "user": "user", "other": "other"}
+_LEADERS: Final[dict[str, Leader]] = {"gone": "gone", "default": "default", "caught": "caught"}
 
 # More digits than any number of the shim has (64 bits: 20); int() of a longer one costs time.
 _DIGITS_MAX: Final = 20
@@ -132,9 +134,16 @@ class Signalled(msgspec.Struct, frozen=True):
 
 
 class Ending(msgspec.Struct, frozen=True):
-    """The receipt of an end: the time left until KILL, in milliseconds, 0 if it has begun."""
+    """The receipt of an end, sent before anything is signalled.
+
+    Attributes:
+        grace_ms: The time left until KILL, in milliseconds, 0 if it has begun.
+        leader: `gone`, its exit was told before; `default`, TERM meets its default action, or
+            none is sent, so an exit by code is the command's own; `caught`, it may be the answer.
+    """
 
     grace_ms: int
+    leader: Leader
 
 
 class Termed(msgspec.Struct, frozen=True):
@@ -143,6 +152,10 @@ class Termed(msgspec.Struct, frozen=True):
     total: int
     gone: int
     processes: tuple[SignalledProcess, ...]
+
+
+class Killing(msgspec.Struct, frozen=True):
+    """The rounds of KILL begin."""
 
 
 class Killed(msgspec.Struct, frozen=True):
@@ -172,6 +185,7 @@ ShimMessage = (
     | Signalled
     | Ending
     | Termed
+    | Killing
     | Killed
     | Survivors
     | Empty
@@ -267,8 +281,8 @@ def _parse_signalled(words: list[str]) -> Signalled:
 
 
 def _parse_ending(words: list[str]) -> Ending:
-    _, grace_ms = words
-    return Ending(_natural(grace_ms))
+    _, grace_ms, leader = words
+    return Ending(_natural(grace_ms), _LEADERS[leader])
 
 
 def _processes(words: list[str], total: int) -> tuple[SignalledProcess, ...]:
@@ -284,6 +298,11 @@ def _processes(words: list[str], total: int) -> tuple[SignalledProcess, ...]:
 def _parse_termed(words: list[str]) -> Termed:
     total = _natural(words[1])
     return Termed(total, _natural(words[2]), _processes(words[3:], total))
+
+
+def _parse_killing(words: list[str]) -> Killing:
+    _exactly(words, 1)
+    return Killing()
 
 
 def _parse_killed(words: list[str]) -> Killed:
@@ -316,6 +335,7 @@ _PARSERS: Final[dict[str, Callable[[list[str]], ShimMessage]]] = {
     "signalled": _parse_signalled,
     "ending": _parse_ending,
     "termed": _parse_termed,
+    "killing": _parse_killing,
     "killed": _parse_killed,
     "survivors": _parse_survivors,
     "empty": _parse_empty,
