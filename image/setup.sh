@@ -135,20 +135,22 @@ setup_find_python() {
 # Makes .venv anew, by whichever tool is here.
 setup_make_venv() {
     setup_find_python
-    setup_say "making $SETUP_VENV with Python $setup_python_version ($setup_python)"
-    rm -rf "$SETUP_VENV"
+    local maker
     if [ "$setup_python_venv" = yes ]; then
-        "$setup_python" -m venv "$SETUP_VENV"
+        maker=("$setup_python" -m venv)
     elif "$setup_python" -m virtualenv --version >/dev/null 2>&1; then
-        "$setup_python" -m virtualenv --quiet "$SETUP_VENV"
+        maker=("$setup_python" -m virtualenv --quiet)
     elif command -v virtualenv >/dev/null; then
-        virtualenv --quiet --python "$setup_python" "$SETUP_VENV"
+        maker=(virtualenv --quiet --python "$setup_python")
     elif command -v uv >/dev/null; then
-        uv venv --quiet --seed --python "$setup_python" "$SETUP_VENV"
+        maker=(uv venv --quiet --seed --python "$setup_python")
     else
         setup_mend "Python $setup_python_version ($setup_python) cannot make an environment: it has no ensurepip." \
             "$(setup_venv_command)"
     fi
+    setup_say "making $SETUP_VENV with Python $setup_python_version ($setup_python)"
+    rm -rf "$SETUP_VENV"
+    "${maker[@]}" "$SETUP_VENV"
 }
 
 # The command that brings setup_python its venv: where its ensurepip was taken out, it is Debian's.
