@@ -9,6 +9,9 @@
 
 SETUP_ROOT=$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd -P)
 SETUP_VENV=$SETUP_ROOT/.venv
+# Where ziglang has to stand in for cc, it first compiles a libc, for up to a minute, into a cache:
+# here, so that it is kept, and is not in the home.
+export ZIG_GLOBAL_CACHE_DIR=${ZIG_GLOBAL_CACHE_DIR:-$SETUP_VENV/zig}
 SETUP_PYTHON_MIN=3.11
 SETUP_PYTHONS="python3.13 python3.12 python3.11 python3"
 

@@ -110,6 +110,8 @@ def main(argv: list[str]) -> int:
     """Run the command, and tell how it ended."""
     ctypes.CDLL(None, use_errno=True).prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
     strangers = frozenset(descendants())
+    # Held back until the handlers below stand: the command may be running before they do.
+    signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT, signal.SIGQUIT, signal.SIGTERM})
     child = os.fork()
     if child == 0:
         reset_signals()
@@ -122,6 +124,7 @@ def main(argv: list[str]) -> int:
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGQUIT, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, pass_on)
+    signal.pthread_sigmask(signal.SIG_SETMASK, ())
     code = wait_for(child)
     leaked = leave_nothing(strangers)
     if leaked and code == 0:
