@@ -183,6 +183,11 @@ class Client:
         """Close the connection. Everything that runs keeps running."""
         self._link.close()
 
+    @property
+    def unsent_bytes(self) -> int:
+        """Bytes the socket has not taken yet; the next receive_events() sends them."""
+        return self._link.unsent_bytes
+
     def fileno(self) -> int:
         """Return the socket's descriptor, for a select of the caller's own."""
         return self._link.fileno()

@@ -74,6 +74,11 @@ class Link:
         self._followers: dict[int, Callable[[Record], None]] = {}
         self._events_bytes = 0
 
+    @property
+    def unsent_bytes(self) -> int:
+        """Bytes the socket has not taken yet; the next advance() sends them."""
+        return len(self._unsent)
+
     def fileno(self) -> int:
         """Return the socket's descriptor, -1 once closed."""
         return self._socket.fileno()

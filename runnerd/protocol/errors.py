@@ -12,6 +12,8 @@ from typing import Final, NamedTuple
 
 import msgspec
 
+from .answers import Exit
+
 PARSE_ERROR: Final = -32700
 INVALID_REQUEST: Final = -32600
 METHOD_NOT_FOUND: Final = -32601
@@ -131,7 +133,7 @@ class ErrorData(msgspec.Struct, omit_defaults=True):
     state: str | None = None
     accepted_bytes: int | None = None
     supported: list[int] | None = None
-    exit: msgspec.Raw | dict[str, object] | None = None
+    exit: Exit | None = None
 
 
 class ErrorBody(msgspec.Struct):
