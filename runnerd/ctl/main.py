@@ -10,6 +10,15 @@ from __future__ import annotations
 import sys
 from typing import TYPE_CHECKING, Final
 
+# msgspec takes its type hints from typing_extensions where that happens to be installed, and
+# from typing otherwise; on our Pythons they are the same. typing_extensions loads inspect, dis
+# and ast, an eighth of all of runnerctl's own time.
+if "typing_extensions" not in sys.modules:
+    sys.modules["typing_extensions"] = None  # type: ignore[assignment]
+    import msgspec  # noqa: F401
+
+    del sys.modules["typing_extensions"]
+
 if TYPE_CHECKING:
     import argparse
     from collections.abc import Sequence
@@ -37,6 +46,7 @@ def build_parser(words: Sequence[str]) -> argparse.ArgumentParser:
     """Build the parser, in full only for the subcommands among `words`."""
     import argparse  # noqa: PLC0415
     import importlib  # noqa: PLC0415
+    import os  # noqa: PLC0415
 
     from .endings import REFUSED, say  # noqa: PLC0415
 
@@ -48,7 +58,13 @@ def build_parser(words: Sequence[str]) -> argparse.ArgumentParser:
             sys.stderr.write(f"hint: {self.prog} --help\n")
             raise SystemExit(REFUSED)
 
-    common = Parser(add_help=False)
+    def formatter(prog: str) -> argparse.HelpFormatter:
+        # argparse makes one for each argument it is told of, and to find the terminal's width
+        # imports shutil with every compressor there is.
+        width = int(columns) if (columns := os.environ.get("COLUMNS", "")).isdigit() else 100
+        return argparse.RawDescriptionHelpFormatter(prog, width=max(width, 40) - 2)
+
+    common = Parser(add_help=False, formatter_class=formatter)
     common.add_argument(
         "--socket",
         metavar="PATH",
@@ -60,18 +76,18 @@ def build_parser(words: Sequence[str]) -> argparse.ArgumentParser:
         prog="runnerctl",
         description="Run commands through runnerd, and look after them.",
         epilog="example:\n  runnerctl run -- echo hello",
-        formatter_class=argparse.RawDescriptionHelpFormatter,
+        formatter_class=formatter,
         parents=[common],
         allow_abbrev=False,
     )
     parser.add_argument("--version", action="store_true", help="print the version and exit")
-    commands = parser.add_subparsers(metavar="COMMAND", dest="command")
+    commands = parser.add_subparsers(prog="runnerctl", metavar="COMMAND", dest="command")
     for name, (module_name, text) in COMMANDS.items():
         command = commands.add_parser(
             name,
             help=text,
             description=text[0].upper() + text[1:] + ".",
-            formatter_class=argparse.RawDescriptionHelpFormatter,
+            formatter_class=formatter,
             parents=[common],
             allow_abbrev=False,
         )

@@ -7,7 +7,6 @@ the old image. A payload that is no message raises a RequestError and nothing el
 
 from __future__ import annotations
 
-import json
 import re
 from typing import Any, Final, TypeVar
 
@@ -162,6 +161,8 @@ class Codec:
         # standard library decodes it, so the walk below finds the field for the error.
         if self.encoding is not Encoding.JSON:
             return None
+        import json  # noqa: PLC0415  # rare here, and a tenth of runnerctl's own time elsewhere
+
         try:
             return _find_surrogate(json.loads(raw), "")
         except (ValueError, RecursionError):

@@ -12,7 +12,7 @@ from typing import Final, NamedTuple
 
 import msgspec
 
-from .answers import Exit
+from .answers import Exit  # noqa: TC001  # msgspec resolves the annotation when it decodes
 
 PARSE_ERROR: Final = -32700
 INVALID_REQUEST: Final = -32600
