@@ -12,8 +12,9 @@ if TYPE_CHECKING:
 EPILOG: Final = """\
 Draining refuses new starts; what runs keeps running and can be followed, waited for and ended.
 
-example:
+examples:
   runnerctl drain && runnerctl wait build && runnerctl stop
+  runnerctl undrain
 """
 
 

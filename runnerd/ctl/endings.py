@@ -38,7 +38,7 @@ _ENDED_BY: Final = {
 }
 
 
-def exit_code(exit: Exit) -> int:  # noqa: A002  # the protocol's own word for it
+def exit_code(exit: Exit) -> int:
     """Map a command's exit onto the code a POSIX shell would report for it.
 
     The map loses information: 137 may be SIGKILL or exit(137), and 125 is also what a command
@@ -59,7 +59,7 @@ def error_code(error: ClientError) -> int:
     return NOT_FOUND if data.errno == errno.ENOENT else CANNOT_EXECUTE
 
 
-def ending(exit: Exit) -> str | None:  # noqa: A002
+def ending(exit: Exit) -> str | None:
     """Say who ended a command, or None where it simply ended by itself."""
     how = ""
     if exit.signal is not None:

@@ -64,7 +64,7 @@ def row(info: ExecInfo) -> tuple[str, ...]:
     )
 
 
-def short_exit(exit: Exit) -> str:  # noqa: A002  # the protocol's own word for it
+def short_exit(exit: Exit) -> str:
     """Write an exit in one word: 0, SIGKILL, or why neither is known."""
     if exit.signal is not None:
         return signal_name(exit.signal)

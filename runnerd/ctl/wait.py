@@ -42,7 +42,7 @@ def arguments(parser: argparse.ArgumentParser) -> None:
 def main(options: argparse.Namespace) -> int:
     """Run it."""
     with connect(getattr(options, "socket", None), client="runnerctl wait") as client:
-        exit = client.wait(options.exec_id, until=options.until, timeout_s=options.timeout)  # noqa: A001
+        exit = client.wait(options.exec_id, until=options.until, timeout_s=options.timeout)
     if options.json:
         print_json(exit)
     words = None if options.quiet else ending(exit)
