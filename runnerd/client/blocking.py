@@ -319,8 +319,8 @@ class Client:
             self._feed(feeder)
         chunks: dict[str, list[bytes]] = {"stdout": [], "stderr": []}
         try:
-            while handle.exit is None:
-                for note in handle.take_output(deadline_s):
+            while notes := handle.take_output(deadline_s):
+                for note in notes:
                     if isinstance(note, OutputNote):
                         chunks[note.stream].append(note.data)
                 if feeder.error is not None:
@@ -328,6 +328,7 @@ class Client:
         except ClientTimeout:
             handle.detach()
             raise
+        assert handle.exit is not None
         return Completed(
             handle.exit,
             b"".join(chunks["stdout"]),

@@ -51,7 +51,7 @@ class Exec:
         exit: How the command ended, once that is known; never made up.
         closed: Once nothing of the exec is left and its subscription told so.
         gap_bytes: Output bytes announced as no longer kept.
-        last_seq: The last record taken from output().
+        last_seq: The last record that output() is done with: another one was asked for.
     """
 
     def __init__(
@@ -123,14 +123,10 @@ class Exec:
         while True:
             while self._queue:
                 note = self._queue.popleft()
-                if isinstance(note, OutputNote):
-                    self.last_seq = note.seq
-                else:
-                    self.last_seq = note.last_seq
+                self._queued_bytes -= _weight_bytes(note)
                 yield note
                 self._took(note)
-            if self._has_overflowed:
-                raise OutputOverflow(self.exec_id, self.last_seq, QUEUE_BYTES_MAX)
+            self._check_overflow()
             if self.exit is not None:
                 return
             if self._subscription is None:
@@ -142,18 +138,21 @@ class Exec:
             )
 
     def take_output(self, deadline_s: float | None) -> list[OutputNote | GapNote]:
-        """Wait for records and take all that are there; none once the command has exited.
+        """Wait for records and take all that are there; none only once the command has exited.
 
         Args:
             deadline_s: When to give up, on the monotonic clock; None = never.
 
         Raises:
             ClientTimeout: If no record came by then.
+            OutputOverflow: If too much waited here while others were read, with no window.
             StreamLost: If the connection ended before the exit.
         """
+        self._check_overflow()
         self._link.wait_until(self._has_news, deadline_s, f"output of '{self.exec_id}'")
         taken = [*self._queue]
         self._queue.clear()
+        self._queued_bytes = 0
         for note in taken:
             self._took(note)
         return taken
@@ -256,11 +255,15 @@ class Exec:
                 self._has_overflowed = True
                 self.detach()
 
+    def _check_overflow(self) -> None:
+        if self._has_overflowed and not self._queue:
+            raise OutputOverflow(self.exec_id, self.last_seq, QUEUE_BYTES_MAX)
+
     def _has_news(self) -> bool:
         return bool(self._queue) or self.exit is not None or self._has_overflowed
 
     def _took(self, note: OutputNote | GapNote) -> None:
-        self._queued_bytes -= _weight_bytes(note)
+        self.last_seq = note.last_seq if isinstance(note, GapNote) else note.seq
         if isinstance(note, GapNote):
             self.gap_bytes += note.stdout_bytes + note.stderr_bytes
             return

@@ -121,9 +121,15 @@ class Link:
 
     def detach(self, subscription: int) -> None:
         """End a subscription, without waiting for the answer; nothing of it is told any more."""
-        self._followers.pop(subscription, None)
-        if self.end is None:
-            self.request("exec.detach", ExecDetach(subscription=subscription), _ignore)
+        # Records may stand in the bytes being handed out just now: they have no follower either.
+        self._followers[subscription] = _ignore
+        if self.end is not None:
+            return
+
+        def detached(_reply: Reply) -> None:
+            self._followers.pop(subscription, None)
+
+        self.request("exec.detach", ExecDetach(subscription=subscription), detached)
 
     def ack(self, subscription: int, seq: int) -> None:
         """Acknowledge a subscription's output up to a sequence."""
@@ -253,5 +259,5 @@ class Link:
             self.detach(result.subscription)
 
 
-def _ignore(reply: Reply) -> None:
-    """Take a reply that changes nothing."""
+def _ignore(_record: Record) -> None:
+    """Take a record nobody wants any more."""

@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import socket
 import threading
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Final
 
 from runnerd.protocol.answers import (
@@ -146,7 +147,7 @@ class Peer:
         self.connection.shutdown(socket.SHUT_RDWR)
 
 
-Script = dict[str, "Callable[[Peer, int | str | None, Params], None]"]
+Script = Mapping[str, "Callable[[Peer, int | str | None, Params], None]"]
 
 
 class FakeDaemon:
