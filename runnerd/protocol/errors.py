@@ -8,9 +8,11 @@ parse, request, method, params and internal; all else is -32000 and `data.kind` 
 
 from __future__ import annotations
 
-from typing import Any, Final, NamedTuple
+from typing import Final, NamedTuple
 
 import msgspec
+
+from .answers import Exit  # msgspec resolves the annotation when it decodes
 
 PARSE_ERROR: Final = -32700
 INVALID_REQUEST: Final = -32600
@@ -135,7 +137,7 @@ class ErrorData(msgspec.Struct, omit_defaults=True):
     state: str | None = None
     accepted_bytes: int | None = None
     supported: list[int] | None = None
-    exit: dict[str, Any] | None = None
+    exit: Exit | None = None
 
 
 class ErrorBody(msgspec.Struct):

@@ -1,0 +1,138 @@
+"""What can go wrong for a client, by what its caller can do about it.
+
+Every error says what happened, what is still true (`preserved`) and what to do (`hint`), so that
+a caller who only prints it still tells the whole story. None of them ever ends an exec.
+"""
+
+# ruff: noqa: N818  # a name says the fact, "stream lost"; the base class says that it is an error
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Final
+
+from runnerd.protocol.errors import ErrorData, RequestError
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from runnerd.protocol.errors import ErrorBody
+
+    from .session import Event
+
+UNTOUCHED: Final = "what was started keeps running"
+
+
+class ClientError(Exception):
+    """The base of every error this package raises.
+
+    Args:
+        message: What happened, in one sentence without capital or full stop.
+        preserved: What is still true.
+        hint: What to do about it.
+    """
+
+    def __init__(self, message: str, *, preserved: str = "", hint: str = "") -> None:
+        super().__init__(message)
+        self.message = message
+        self.preserved = preserved
+        self.hint = hint
+
+
+class RemoteError(ClientError):
+    """The daemon refused a request, or failed at it.
+
+    A request whose fields cannot be right is refused in the client by the same rules and with
+    the same error, before a byte is sent.
+
+    Attributes:
+        code: JSON-RPC's code; for -32000 `kind` decides.
+        kind: What happened, a key of runnerd.protocol.errors.KINDS; empty where an answer came
+            without data.
+        data: All the facts; see runnerd.protocol.errors.ErrorData.
+    """
+
+    def __init__(self, body: ErrorBody) -> None:
+        data = body.data or ErrorData(kind="", layer="", preserved="", hint="")
+        super().__init__(body.message, preserved=data.preserved, hint=data.hint)
+        self.code = body.code
+        self.kind = data.kind
+        self.data = data
+
+    @classmethod
+    def before_sending(cls, error: RequestError) -> RemoteError:
+        """Return the error the daemon would have answered."""
+        return cls(error.body())
+
+
+class ConnectFailed(ClientError):
+    """No daemon could be reached.
+
+    Attributes:
+        paths: The socket paths that were tried.
+    """
+
+    def __init__(self, message: str, *, paths: Sequence[str], hint: str) -> None:
+        super().__init__(message, preserved="nothing was sent", hint=hint)
+        self.paths = tuple(paths)
+
+
+class StreamLost(ClientError):
+    """The connection ended while something was still expected from it. No exit is made up.
+
+    Attributes:
+        exec_ids: Execs subscribed to, whose exit had not come.
+        methods: The methods of requests that had no answer; each may or may not have taken
+            effect.
+    """
+
+    def __init__(
+        self, message: str, *, exec_ids: Sequence[str] = (), methods: Sequence[str] = ()
+    ) -> None:
+        super().__init__(
+            message,
+            preserved="what runs does not depend on this connection",
+            hint="connect again, then inspect or attach",
+        )
+        self.exec_ids = tuple(exec_ids)
+        self.methods = tuple(methods)
+
+
+class ProtocolViolation(ClientError):
+    """The daemon sent what the protocol does not allow; the connection cannot be trusted on.
+
+    Attributes:
+        events: What the same bytes carried before the violation.
+    """
+
+    def __init__(self, message: str) -> None:
+        super().__init__(
+            message,
+            preserved=UNTOUCHED,
+            hint="a defect in runnerd, or another program at the other end",
+        )
+        self.events: list[Event] = []
+
+
+class ClientTimeout(ClientError, TimeoutError):
+    """The client's own patience ended. The exec and the request are untouched by it."""
+
+    def __init__(self, message: str, *, hint: str = "wait again, or cancel") -> None:
+        super().__init__(message, preserved=UNTOUCHED, hint=hint)
+
+
+class OutputOverflow(ClientError):
+    """Output nobody took filled the client's queue, and the exec was detached.
+
+    Attributes:
+        exec_id: The exec.
+        last_seq: The last record delivered; attach after it to go on.
+    """
+
+    def __init__(self, exec_id: str, last_seq: int, queue_bytes_max: int) -> None:
+        super().__init__(
+            f"more than {queue_bytes_max} bytes of {exec_id}'s output waited for their reader",
+            preserved="the command keeps running, detached",
+            hint=f"attach after sequence {last_seq}, with window_bytes",
+        )
+        self.exec_id = exec_id
+        self.last_seq = last_seq

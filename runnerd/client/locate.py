@@ -1,0 +1,58 @@
+"""Where the daemon's socket is, and what it means when it cannot be opened."""
+
+from __future__ import annotations
+
+import os
+import socket
+from typing import Final
+
+from .errors import ConnectFailed
+
+SOCKET_VARIABLE: Final = "RUNNERD_SOCKET"
+SYSTEM_SOCKET: Final = "/run/runnerd/runnerd.sock"
+
+
+def socket_paths() -> list[str]:
+    """Return where a daemon's socket is looked for; the first that exists is taken."""
+    named = os.environ.get(SOCKET_VARIABLE)
+    if named:
+        return [named]
+    runtime = os.environ.get("XDG_RUNTIME_DIR")
+    return [SYSTEM_SOCKET, *([f"{runtime}/runnerd/runnerd.sock"] if runtime else [])]
+
+
+def open_socket(path: str | os.PathLike[str] | None, timeout_s: float) -> socket.socket:
+    """Connect to the daemon's socket.
+
+    Args:
+        path: The socket, or None for the first of socket_paths() that exists.
+        timeout_s: The most to wait for the daemon to accept, in seconds.
+
+    Raises:
+        ConnectFailed: If no socket is there, nobody listens, or it may not be opened.
+    """
+    paths = socket_paths() if path is None else [os.fspath(path)]
+    chosen = next((each for each in paths if os.path.lexists(each)), paths[-1])
+    connection = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+    connection.settimeout(timeout_s)
+    try:
+        connection.connect(chosen)
+    except OSError as error:
+        connection.close()
+        raise _connect_failed(error, chosen, paths) from error
+    return connection
+
+
+def _connect_failed(error: OSError, path: str, paths: list[str]) -> ConnectFailed:
+    if isinstance(error, FileNotFoundError):
+        tried = " or ".join(f"'{each}'" for each in paths)
+        hint = f"start it with 'runnerd serve', or name its socket by --socket or {SOCKET_VARIABLE}"
+        return ConnectFailed(f"no runnerd socket at {tried}", paths=paths, hint=hint)
+    if isinstance(error, ConnectionRefusedError):
+        hint = "start it with 'runnerd serve', which replaces a stale socket"
+        return ConnectFailed(f"no runnerd listens at '{path}'", paths=[path], hint=hint)
+    reason = error.strerror.lower() if error.strerror else str(error)
+    hint = "see whether runnerd runs, and whether it takes this connection"
+    if isinstance(error, PermissionError):
+        hint = "connect as the daemon's user, or see its --socket-mode and --socket-group"
+    return ConnectFailed(f"cannot connect to '{path}': {reason}", paths=[path], hint=hint)

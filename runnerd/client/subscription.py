@@ -1,0 +1,119 @@
+"""What one subscription may be told next: the promises of the stream, checked.
+
+Rule 1: sequences rise strictly; a gap stands for the sequences it names.
+Rule 2: a stream's offsets are contiguous, but for the bytes a gap counts.
+Rule 3: `exited` comes once, after all output; `closed` comes last.
+Rule 4: where a stream was followed from its first byte, what came and what gaps counted add up
+to the total its exit states.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from .errors import ProtocolViolation
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    from runnerd.protocol.answers import ClosedNote, ExitedNote, GapNote, OutputNote
+
+
+class Subscription:
+    """The state of one subscription.
+
+    Args:
+        exec_id: The exec.
+        streams: The streams subscribed to.
+        after_seq: The sequence before the first that may come.
+        from_start: Whether the first byte of each stream is the first that may come.
+
+    Attributes:
+        last_seq: The last sequence told, in a record or a gap.
+        gap_bytes: Bytes announced as no longer kept, both streams together.
+        has_exited: Whether the exit came.
+    """
+
+    def __init__(
+        self, exec_id: str, streams: Iterable[str], *, after_seq: int, from_start: bool
+    ) -> None:
+        self.exec_id = exec_id
+        self.last_seq = after_seq
+        self.gap_bytes = 0
+        self.has_exited = False
+        self._offsets: dict[str, int | None] = dict.fromkeys(streams, 0 if from_start else None)
+
+    def output(self, note: OutputNote) -> None:
+        """Check a chunk.
+
+        Raises:
+            ProtocolViolation: If it may not come now, or is not the stream's next byte.
+        """
+        self._advance(note.exec_id, note.seq, note.seq)
+        if self.has_exited:
+            raise self._violation(f"output at sequence {note.seq} after the exit")
+        if note.stream not in self._offsets:
+            raise self._violation(f"output of {note.stream}, which was not subscribed to")
+        expected = self._offsets[note.stream]
+        if expected is not None and note.offset != expected:
+            raise self._violation(
+                f"{note.stream} goes on at offset {note.offset} instead of {expected}"
+            )
+        self._offsets[note.stream] = note.offset + len(note.data)
+
+    def gap(self, note: GapNote) -> None:
+        """Check a gap and count its bytes.
+
+        Raises:
+            ProtocolViolation: If it may not come now, or makes no sense.
+        """
+        if note.last_seq < note.first_seq or min(note.stdout_bytes, note.stderr_bytes) < 0:
+            raise self._violation(f"a gap from {note.first_seq} to {note.last_seq}")
+        self._advance(note.exec_id, note.first_seq, note.last_seq)
+        if self.has_exited:
+            raise self._violation(f"a gap at sequence {note.first_seq} after the exit")
+        for stream, lost_bytes in (("stdout", note.stdout_bytes), ("stderr", note.stderr_bytes)):
+            expected = self._offsets.get(stream)
+            if expected is not None:
+                self._offsets[stream] = expected + lost_bytes
+        self.gap_bytes += note.stdout_bytes + note.stderr_bytes
+
+    def exited(self, note: ExitedNote) -> None:
+        """Check an exit.
+
+        Raises:
+            ProtocolViolation: If it is the second, or states other totals than were seen.
+        """
+        if self.has_exited:
+            raise self._violation("a second exit")
+        self._advance(note.exec_id, note.seq, note.seq)
+        totals = {
+            "stdout": note.exit.stdout.total_bytes,
+            "stderr": note.exit.stderr.total_bytes,
+        }
+        for stream, seen in self._offsets.items():
+            if seen is not None and seen != totals[stream]:
+                raise self._violation(
+                    f"the exit states {totals[stream]} bytes of {stream}; {seen} were told"
+                )
+        self.has_exited = True
+
+    def closed(self, note: ClosedNote) -> None:
+        """Check the end.
+
+        Raises:
+            ProtocolViolation: If no exit came before it.
+        """
+        self._advance(note.exec_id, note.seq, note.seq)
+        if not self.has_exited:
+            raise self._violation("closed without an exit")
+
+    def _advance(self, exec_id: str, first_seq: int, last_seq: int) -> None:
+        if exec_id != self.exec_id:
+            raise self._violation(f"a record of '{exec_id}'")
+        if first_seq <= self.last_seq:
+            raise self._violation(f"sequence {first_seq} after {self.last_seq}")
+        self.last_seq = last_seq
+
+    def _violation(self, what: str) -> ProtocolViolation:
+        return ProtocolViolation(f"subscription of '{self.exec_id}': {what}")

@@ -1,0 +1,91 @@
+"""How things ended, as a shell sees it: exit codes, and words for standard error.
+
+Exit codes of runnerctl:
+    0-255    the command's own
+    128 + N  the command was ended by signal N
+    127      the program was not found
+    126      the program cannot be executed
+    125      runnerctl's own: a refusal, bad usage, a stream lost for good, an exit not known
+
+Source: POSIX.1-2024, Shell Command Language, 2.8.2, "Exit Status for Commands"; 125 as
+docker-run(1) and env(1) use it.
+"""
+
+from __future__ import annotations
+
+import errno
+import sys
+from typing import TYPE_CHECKING, Final
+
+if TYPE_CHECKING:
+    from runnerd.client.errors import ClientError
+    from runnerd.protocol.answers import Exit
+
+REFUSED: Final = 125
+CANNOT_EXECUTE: Final = 126
+NOT_FOUND: Final = 127
+SIGNAL_BASE: Final = 128
+SIGKILL: Final = 9
+
+_ENDED_BY: Final = {
+    "cancelled": "ended by a cancel",
+    "deadline": "ended by its deadline",
+    "orphaned": "ended because nobody was attached for too long",
+    "stalled": "ended because it printed nothing for too long",
+    "stopped": "ended because runnerd stopped",
+    "lost": "its exit is lost",
+    "internal": "ended by a defect in runnerd",
+}
+
+
+def exit_code(exit: Exit) -> int:
+    """Map a command's exit onto the code a POSIX shell would report for it.
+
+    The map loses information: 137 may be SIGKILL or exit(137), and 125 is also what a command
+    may use itself. `wait --json` has the exit itself.
+    """
+    if exit.code is not None:
+        return exit.code
+    if exit.signal is not None:
+        return SIGNAL_BASE + exit.signal
+    return REFUSED
+
+
+def error_code(error: ClientError) -> int:
+    """Map an error onto an exit code: 127 and 126 for a program, 125 for all else."""
+    data = getattr(error, "data", None)
+    if data is None or data.kind != "start_failed" or data.stage != "exec":
+        return REFUSED
+    return NOT_FOUND if data.errno == errno.ENOENT else CANNOT_EXECUTE
+
+
+def ending(exit: Exit) -> str | None:
+    """Say who ended a command, or None where it simply ended by itself."""
+    how = ""
+    if exit.signal is not None:
+        how = f" (signal {exit.signal})"
+    elif exit.code is not None:
+        how = f" (exit code {exit.code})"
+    if exit.reason in _ENDED_BY:
+        return f"{_ENDED_BY[exit.reason]}{how}"
+    if exit.signal == SIGKILL and exit.oom.verdict in ("killed", "possible"):
+        likely = "" if exit.oom.verdict == "killed" else ", most likely"
+        return f"killed at the memory limit{likely}{how}"
+    return None
+
+
+def say(text: str) -> None:
+    """Print one line on standard error, as runnerctl's own words."""
+    try:
+        print(f"runnerctl: {text}", file=sys.stderr, flush=True)
+    except OSError:
+        # Nobody reads it. The exit code still tells.
+        sys.stderr = None  # else its flush at exit fails once more
+
+
+def say_error(error: ClientError) -> None:
+    """Print what happened, what is still true and what to do, the latter two where known."""
+    preserved = f" ({error.preserved})" if error.preserved else ""
+    say(f"{error.message}{preserved}")
+    if error.hint and sys.stderr is not None:
+        print(f"hint: {error.hint}", file=sys.stderr, flush=True)

@@ -1,0 +1,141 @@
+"""runnerctl: the command line.
+
+Each subcommand is a module of this package with `arguments(parser)` and `main(options)`, and
+is imported when it is called for: a command line is started for every command, so what one
+subcommand needs must not cost the others. tests/bench has the figure.
+"""
+
+from __future__ import annotations
+
+import sys
+from typing import TYPE_CHECKING, Final
+
+# msgspec takes its type hints from typing_extensions where that happens to be installed, and
+# from typing otherwise; on our Pythons they are the same. typing_extensions loads inspect, dis
+# and ast, an eighth of all of runnerctl's own time.
+if "typing_extensions" not in sys.modules:
+    sys.modules["typing_extensions"] = None  # type: ignore[assignment]
+    import msgspec  # noqa: F401
+
+    del sys.modules["typing_extensions"]
+
+if TYPE_CHECKING:
+    import argparse
+    from collections.abc import Sequence
+    from typing import NoReturn
+
+COMMANDS: Final = {
+    "run": ("run", "run a command and pass its output and exit code through"),
+    "ps": ("ps", "list execs"),
+    "attach": ("attach", "follow an exec's output until its exit"),
+    "signal": ("signal", "send a signal to an exec"),
+    "cancel": ("cancel", "end an exec and everything it started"),
+    "wait": ("wait", "wait for an exec's end and exit with its code"),
+    "inspect": ("inspect", "show all that is known of an exec"),
+    "info": ("info", "describe the daemon"),
+    "metrics": ("metrics", "print the daemon's metrics"),
+    "drain": ("drain", "let the daemon take no new work"),
+    "undrain": ("drain", "let the daemon take new work again"),
+    "stop": ("stop", "end every exec and the daemon"),
+    "schema": ("schema", "print the JSON Schema of every message"),
+}
+"""Subcommand: its module, and its line in the help."""
+
+
+def build_parser(words: Sequence[str]) -> argparse.ArgumentParser:
+    """Build the parser, in full only for the subcommands among `words`."""
+    import argparse  # noqa: PLC0415
+    import importlib  # noqa: PLC0415
+    import os  # noqa: PLC0415
+
+    from .endings import REFUSED, say  # noqa: PLC0415
+
+    class Parser(argparse.ArgumentParser):
+        """Exits with 125 on bad usage: 2, argparse's own, may be the command's exit code."""
+
+        def error(self, message: str) -> NoReturn:
+            say(message)
+            sys.stderr.write(f"hint: {self.prog} --help\n")
+            raise SystemExit(REFUSED)
+
+    def formatter(prog: str) -> argparse.HelpFormatter:
+        # argparse makes one for each argument it is told of, and to find the terminal's width
+        # imports shutil with every compressor there is.
+        width = int(columns) if (columns := os.environ.get("COLUMNS", "")).isdigit() else 100
+        return argparse.RawDescriptionHelpFormatter(prog, width=max(width, 40) - 2)
+
+    common = Parser(add_help=False, formatter_class=formatter)
+    common.add_argument(
+        "--socket",
+        metavar="PATH",
+        default=argparse.SUPPRESS,
+        help="the daemon's socket (default: $RUNNERD_SOCKET, else /run/runnerd/runnerd.sock, "
+        "else $XDG_RUNTIME_DIR/runnerd/runnerd.sock)",
+    )
+    parser = Parser(
+        prog="runnerctl",
+        description="Run commands through runnerd, and look after them.",
+        epilog="example:\n  runnerctl run -- echo hello",
+        formatter_class=formatter,
+        parents=[common],
+        allow_abbrev=False,
+    )
+    parser.add_argument("--version", action="store_true", help="print the version and exit")
+    commands = parser.add_subparsers(prog="runnerctl", metavar="COMMAND", dest="command")
+    # A parser costs a tenth of a millisecond; the others are needed for the overall help only.
+    named = {word: COMMANDS[word] for word in words if word in COMMANDS}
+    needs_all = not named or bool(words[0].startswith(("-h", "--help")))
+    for name, (module_name, text) in (COMMANDS if needs_all else named).items():
+        command = commands.add_parser(
+            name,
+            help=text,
+            description=text[0].upper() + text[1:] + ".",
+            formatter_class=formatter,
+            parents=[common],
+            allow_abbrev=False,
+        )
+        if name in named:
+            module = importlib.import_module(f".{module_name}", __package__)
+            module.arguments(command)
+            command.set_defaults(main=module.main)
+    return parser
+
+
+def main(words: Sequence[str] | None = None) -> int:
+    """Run the command line and return its exit code; see endings for what each means."""
+    words = sys.argv[1:] if words is None else words
+    parser = build_parser(words)
+    options = parser.parse_args(words)
+    if options.version:
+        from runnerd import __version__  # noqa: PLC0415
+
+        print(f"runnerctl {__version__}")
+        return 0
+    if options.command is None:
+        parser.error("name a command")
+    from runnerd.client.errors import ClientError, RemoteError  # noqa: PLC0415
+    from runnerd.protocol.errors import RequestError  # noqa: PLC0415
+
+    from .endings import error_code, say_error  # noqa: PLC0415
+
+    try:
+        code: int = options.main(options)
+        sys.stdout.flush()
+    except RequestError as error:
+        say_error(RemoteError.before_sending(error))
+        return error_code(RemoteError.before_sending(error))
+    except ClientError as error:
+        say_error(error)
+        return error_code(error)
+    except KeyboardInterrupt:
+        return 130  # 128 + SIGINT
+    except BrokenPipeError:
+        # The reader of our own output is gone, `runnerctl ps | head -1`: end as SIGPIPE would.
+        # Python's flush at exit would print a traceback about it.
+        sys.stdout = None
+        return 141  # 128 + SIGPIPE
+    return code
+
+
+if __name__ == "__main__":
+    sys.exit(main())

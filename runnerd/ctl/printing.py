@@ -1,0 +1,56 @@
+"""How a value is printed: JSON for machines, columns and plain words for people."""
+
+from __future__ import annotations
+
+import shlex
+from typing import TYPE_CHECKING, Final
+
+import msgspec
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+_COMMAND_CHARS_MAX: Final = 60
+_MINUTE_S: Final = 60
+_HOUR_S: Final = 3600
+_DAY_S: Final = 86400
+
+
+def print_json(value: object) -> None:
+    """Print one value as indented JSON."""
+    print(msgspec.json.format(msgspec.json.encode(value), indent=2).decode())
+
+
+def table(rows: Sequence[Sequence[str]]) -> str:
+    """Align columns by two spaces; the last one is as long as it is."""
+    widths = [max(len(row[at]) for row in rows) for at in range(len(rows[0]))]
+    widths[-1] = 0
+    lines = (
+        "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip()
+        for row in rows
+    )
+    return "\n".join(lines)
+
+
+def command_line(argv: Sequence[str]) -> str:
+    """Write an argv as a shell would read it, on one line, shortened."""
+    text = " ".join(map(shlex.quote, argv))
+    text = "".join(char if char.isprintable() else "?" for char in text)
+    return text if len(text) <= _COMMAND_CHARS_MAX else text[: _COMMAND_CHARS_MAX - 3] + "..."
+
+
+def duration(seconds: float) -> str:
+    """Write a duration in its two largest units, as ps does: 3s, 2m10s, 5h2m, 3d4h."""
+    whole = int(seconds)
+    if whole < _MINUTE_S:
+        return f"{whole}s"
+    if whole < _HOUR_S:
+        return f"{whole // _MINUTE_S}m{whole % _MINUTE_S}s"
+    if whole < _DAY_S:
+        return f"{whole // _HOUR_S}h{whole % _HOUR_S // _MINUTE_S}m"
+    return f"{whole // _DAY_S}d{whole % _DAY_S // _HOUR_S}h"
+
+
+def size(count_bytes: int | None) -> str:
+    """Write a size in MiB, or that it is not known."""
+    return "unknown" if count_bytes is None else f"{count_bytes / 2**20:.1f} MiB"

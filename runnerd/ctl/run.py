@@ -1,0 +1,215 @@
+"""runnerctl run: start a command and behave as if it ran here."""
+
+from __future__ import annotations
+
+import os
+import re
+from typing import TYPE_CHECKING, Final
+
+from runnerd.client.blocking import connect
+from runnerd.client.errors import ClientError
+from runnerd.protocol.requests import Attach, ExecStart
+
+from .endings import ending, say
+from .passing import Passer, open_standard_streams
+
+if TYPE_CHECKING:
+    import argparse
+
+    from runnerd.protocol.requests import RlimitValue
+
+EPILOG: Final = """\
+The command's bytes pass straight through on both streams, and its exit code is the exit code:
+128+N if signal N ended it, 127 if the program was not found, 126 if it cannot be executed,
+125 if runnerd refused or the connection was lost. TERM, INT, HUP, QUIT, USR1 and USR2 are
+passed on to its process group; a second Ctrl-C cancels it, a third kills it. If the reader of
+our output goes away the command is sent SIGPIPE, and cancelled if it goes on printing.
+runnerctl returns at the command's exit; what the command left running stays, see --leftovers.
+
+examples:
+  runnerctl run -- make -j2
+  runnerctl run -w /srv -u app -e MODE=test --deadline 600 -- ./check.sh
+  tar c src | runnerctl run -i -- tar x -C /work
+  id=$(runnerctl run -d -- ./server); runnerctl attach "$id"
+"""
+
+
+def arguments(parser: argparse.ArgumentParser) -> None:
+    """Declare the options."""
+    parser.usage = "runnerctl run [OPTION]... [--] CMD [ARG]..."
+    parser.epilog = EPILOG
+    add = parser.add_argument
+    add("-i", "--interactive", action="store_true", help="pass standard input to the command")
+    add("-d", "--detach", action="store_true", help="print the exec's id and return")
+    add("-q", "--quiet", action="store_true", help="do not say who ended the command")
+    add("--json", action="store_true", help="with -d: print the start's answer as JSON")
+    add("--id", metavar="ID", help="the exec's id (default: one is made)")
+    add(
+        "-e",
+        "--env",
+        metavar="K=V",
+        action="append",
+        default=[],
+        help="set a variable; NAME alone takes it from here, if it is set here",
+    )
+    add(
+        "--env-file",
+        metavar="FILE",
+        action="append",
+        default=[],
+        help="set variables from a file: K=V or NAME a line, # begins a comment line",
+    )
+    add("--env-replace", action="store_true", help="give the command these variables only")
+    add("-w", "--cwd", "--workdir", metavar="DIR", dest="cwd", help="its working directory")
+    add("-u", "--user", metavar="USER", help="name, uid, uid:gid or name:group")
+    add("--label", metavar="K=V", action="append", default=[], help="a label, for ps --label")
+    add("--deadline", metavar="S", type=float, help="end the command after S seconds")
+    add("--grace", metavar="S", type=float, help="seconds from TERM to KILL, 5 by default")
+    add(
+        "--rlimit",
+        metavar="NAME=SOFT:HARD",
+        action="append",
+        default=[],
+        help="a resource limit, nofile=1024:4096; one value for both; or 'unlimited'",
+    )
+    add("--nice", metavar="N", type=int, help="-20 to 19")
+    add("--umask", metavar="OCT", help="octal, 022 by default")
+    add("--no-new-privs", action="store_true", help="no set-uid program can raise privileges")
+    add(
+        "--leftovers",
+        choices=("keep", "kill"),
+        default="keep",
+        help="what happens to processes it left running at its exit (default: keep)",
+    )
+    add("--merge", action="store_true", help="send stderr into stdout, in exact order")
+    add("--sha256", action="store_true", help="have runnerd digest each stream")
+    add("words", metavar="CMD", nargs="...", help="the program and its arguments, after --")
+
+
+def main(options: argparse.Namespace) -> int:
+    """Run it."""
+    open_standard_streams()
+    params = start_params(options)
+    with connect(getattr(options, "socket", None), client="runnerctl run") as client:
+        if options.detach:
+            answer = client.call("exec.start", params)
+            if options.json:
+                import msgspec  # noqa: PLC0415
+
+                print(msgspec.json.encode(answer).decode())
+            else:
+                print(getattr(answer, "exec_id", ""))
+            return 0
+        passer = Passer(client, owns=True, feeds=options.interactive)
+        code = passer.follow("exec.start", params)
+    words = None if passer.exit is None or options.quiet else ending(passer.exit)
+    if words is not None:
+        say(words)
+    return code
+
+
+def start_params(options: argparse.Namespace) -> ExecStart:
+    """Turn the options into the request.
+
+    Raises:
+        ClientError: If an option makes no sense.
+        RequestError: If a field is out of its range.
+    """
+    words: list[str] = options.words
+    if words[:1] == ["--"]:
+        words = words[1:]
+    if not words:
+        raise _usage("name a command to run, after --")
+    if options.detach and options.interactive:
+        raise _usage("-i passes standard input, which -d does not stay for")
+    if options.json and not options.detach:
+        raise _usage("--json goes with -d; otherwise standard output is the command's")
+    return ExecStart(
+        argv=words,
+        exec_id=options.id,
+        env=environment(options.env, options.env_file),
+        env_mode="replace" if options.env_replace else "extend",
+        cwd=options.cwd,
+        user=options.user,
+        umask=0o022 if options.umask is None else _octal(options.umask),
+        rlimits=dict(map(rlimit, options.rlimit)),
+        nice=options.nice,
+        no_new_privs=options.no_new_privs,
+        stdin="pipe" if options.interactive else "null",
+        stderr="stdout" if options.merge else "pipe",
+        deadline_s=options.deadline,
+        grace_s=5.0 if options.grace is None else options.grace,
+        leftovers=options.leftovers,
+        sha256=options.sha256,
+        labels=dict(_pair("--label", each) for each in options.label),
+        attach=None if options.detach else Attach(),
+    )
+
+
+def environment(settings: list[str], files: list[str]) -> dict[str, str | None]:
+    """Gather variables: files first, in their order, then the settings over them.
+
+    Raises:
+        ClientError: If a file cannot be read, or a line is none.
+    """
+    found: dict[str, str | None] = {}
+    for path in files:
+        try:
+            with open(path, encoding="utf-8") as file:  # noqa: PTH123
+                lines = file.read().split("\n")
+        except (OSError, UnicodeDecodeError) as error:
+            reason = getattr(error, "strerror", None) or "not UTF-8 text"
+            raise _usage(f"--env-file '{path}': {reason.lower()}") from error
+        for line in lines:
+            text = line.strip("\r").lstrip()
+            if text and not text.startswith("#"):
+                _set(found, text, f"--env-file '{path}'")
+    for text in settings:
+        _set(found, text, "-e")
+    return found
+
+
+def _set(found: dict[str, str | None], text: str, option: str) -> None:
+    name, is_set, value = text.partition("=")
+    if not name:
+        raise _usage(f"{option}: '{text}' has no name before '='")
+    if is_set:
+        found[name] = value
+    elif name in os.environ:
+        found[name] = os.environ[name]
+
+
+def rlimit(text: str) -> tuple[str, tuple[RlimitValue, RlimitValue]]:
+    """Read NAME=SOFT:HARD, NAME=BOTH, with `unlimited` for a value.
+
+    Raises:
+        ClientError: If it is neither.
+    """
+    name, values = _pair("--rlimit", text)
+    soft, both, hard = values.partition(":")
+    return name, (_rlimit_value(soft, text), _rlimit_value(hard if both else soft, text))
+
+
+def _rlimit_value(value: str, text: str) -> RlimitValue:
+    if value == "unlimited":
+        return "unlimited"
+    if not re.fullmatch(r"[0-9]{1,20}", value):
+        raise _usage(f"--rlimit: '{text}' is not NAME=SOFT:HARD")
+    return int(value)
+
+
+def _octal(text: str) -> int:
+    if not re.fullmatch(r"(0o)?[0-7]{1,4}", text):
+        raise _usage(f"--umask: '{text}' is not octal")
+    return int(text, 8)
+
+
+def _pair(option: str, text: str) -> tuple[str, str]:
+    name, is_pair, value = text.partition("=")
+    if not is_pair or not name:
+        raise _usage(f"{option}: '{text}' is not NAME=VALUE")
+    return name, value
+
+
+def _usage(message: str) -> ClientError:
+    return ClientError(message, preserved="nothing ran", hint="runnerctl run --help")

@@ -1,0 +1,159 @@
+"""runnerctl's options, and what they become in the request."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import pytest
+
+from runnerd.client.errors import ClientError
+from runnerd.ctl.main import COMMANDS, build_parser, main
+from runnerd.ctl.run import environment, rlimit, start_params
+from runnerd.protocol.requests import METHODS, Attach, ExecStart
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+
+def parsed(*words: str) -> ExecStart:
+    return start_params(build_parser(["run", *words]).parse_args(["run", *words]))
+
+
+def test_a_plain_run_attaches_and_asks_for_nothing_else() -> None:
+    assert parsed("--", "ls", "-l") == ExecStart(argv=["ls", "-l"], attach=Attach())
+
+
+def test_every_option_reaches_its_field() -> None:
+    params = parsed(
+        *("-i", "--id", "web", "-e", "A=1=2", "--env-replace", "-w", "/srv", "-u", "app"),
+        *("--label", "job=42", "--deadline", "9.5", "--grace", "0", "--rlimit", "nofile=10:20"),
+        *("--nice", "-5", "--umask", "077", "--no-new-privs", "--leftovers", "kill"),
+        *("--merge", "--sha256", "--", "cmd"),
+    )
+    assert params == ExecStart(
+        argv=["cmd"],
+        exec_id="web",
+        env={"A": "1=2"},
+        env_mode="replace",
+        cwd="/srv",
+        user="app",
+        labels={"job": "42"},
+        deadline_s=9.5,
+        grace_s=0.0,
+        rlimits={"nofile": (10, 20)},
+        nice=-5,
+        umask=0o077,
+        no_new_privs=True,
+        leftovers="kill",
+        stdin="pipe",
+        stderr="stdout",
+        sha256=True,
+        attach=Attach(),
+    )
+
+
+@pytest.mark.parametrize(
+    "words", [["sh", "-c", "x", "--", "-d"], ["--", "sh", "-c", "x", "--", "-d"]]
+)
+def test_what_follows_the_program_is_the_programs(words: list[str]) -> None:
+    assert parsed(*words).argv == ["sh", "-c", "x", "--", "-d"]
+
+
+def test_a_detached_run_does_not_attach() -> None:
+    assert parsed("-d", "--", "a").attach is None
+
+
+def test_the_socket_may_stand_before_or_after_the_command() -> None:
+    for words in (["--socket", "/s", "ps"], ["ps", "--socket", "/s"]):
+        assert build_parser(words).parse_args(words).socket == "/s"
+
+
+def test_variables_come_from_here_files_and_options_in_this_order(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("HERE", "h")
+    monkeypatch.delenv("NOWHERE", raising=False)
+    file = tmp_path / "env"
+    file.write_text("# comment\n\nA=file\nB= spaced \nHERE\nNOWHERE\nC=x\r\n")
+    assert environment(["A=option", "E="], [str(file)]) == {
+        "A": "option",
+        "B": " spaced ",
+        "HERE": "h",
+        "C": "x",
+        "E": "",
+    }
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("nofile=1:2", ("nofile", (1, 2))),
+        ("core=0", ("core", (0, 0))),
+        ("as=1:unlimited", ("as", (1, "unlimited"))),
+        ("cpu=unlimited", ("cpu", ("unlimited", "unlimited"))),
+    ],
+)
+def test_a_limit_is_read(text: str, expected: object) -> None:
+    assert rlimit(text) == expected
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        [],
+        ["--"],
+        ["-d", "-i", "a"],
+        ["--json", "a"],
+        ["--umask", "9", "a"],
+        ["--rlimit", "nofile", "a"],
+        ["--rlimit", "nofile=1:x", "a"],
+        ["--rlimit", "nofile=-1", "a"],
+        ["--label", "x", "a"],
+        ["-e", "=x", "a"],
+        ["--env-file", "/nonexistent", "a"],
+    ],
+)
+def test_an_option_that_makes_no_sense_is_named_before_anything_runs(words: list[str]) -> None:
+    with pytest.raises(ClientError) as caught:
+        parsed(*words)
+    assert caught.value.preserved == "nothing ran"
+
+
+@pytest.mark.parametrize(
+    "words", [["nosuch"], [], ["run", "--nosuch"], ["signal", "x"], ["ps", "x"]]
+)
+def test_bad_usage_is_125_since_2_may_be_the_commands_code(
+    words: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit) as caught:
+        main(words)
+    assert caught.value.code == 125
+    assert capsys.readouterr().err.startswith("runnerctl: ")
+
+
+@pytest.mark.parametrize("name", COMMANDS)
+def test_every_subcommand_explains_itself_with_an_example(
+    name: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit) as caught:
+        main([name, "--help"])
+    assert caught.value.code == 0
+    text = capsys.readouterr().out
+    assert f"usage: runnerctl {name}" in text
+    assert "example" in text
+    assert f"runnerctl {name}" in text.split("example", 1)[1]
+
+
+def test_the_overall_help_names_every_subcommand(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        main(["--help"])
+    text = capsys.readouterr().out
+    assert [name for name in COMMANDS if f"\n    {name} " not in text] == []
+
+
+def test_the_schema_has_every_method() -> None:
+    from runnerd.ctl.schema import schema  # noqa: PLC0415
+
+    methods = schema()["methods"]
+    assert isinstance(methods, dict)
+    assert methods.keys() == METHODS.keys()
