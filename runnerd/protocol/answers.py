@@ -531,16 +531,21 @@ class GapNote(msgspec.Struct, kw_only=True):
         exec_id: The exec.
         first_seq: The first sequence lost.
         last_seq: The last sequence lost.
-        stdout_bytes: Bytes of stdout lost.
-        stderr_bytes: Bytes of stderr lost.
+        stdout_bytes: Bytes of stdout lost; null where an attach began inside what is lost, so
+            that only the subscriber knows where it stood.
+        stderr_bytes: The same for stderr.
+        stdout_offset: Where stdout goes on.
+        stderr_offset: Where stderr goes on.
     """
 
     subscription: int
     exec_id: str
     first_seq: int
     last_seq: int
-    stdout_bytes: int
-    stderr_bytes: int
+    stdout_bytes: int | None
+    stderr_bytes: int | None
+    stdout_offset: int
+    stderr_offset: int
 
 
 class ExitedNote(msgspec.Struct, kw_only=True):

@@ -7,20 +7,21 @@ the old image. A payload that is no message raises a RequestError and nothing el
 
 from __future__ import annotations
 
-import re
-from typing import Any, Final, TypeVar
+import base64
+from typing import Annotated, Any, Final, TypeVar, get_type_hints
 
 import msgspec
 
 from .errors import ErrorBody, RequestError, invalid
 from .framing import Encoding, frame
+from .refusal import envelope_reason, refusal, unparsed_reason
 
 T = TypeVar("T", bound=msgspec.Struct)
 RequestId = int | str
 
-_PATH: Final = re.compile(r" - at `\$\.?(.*)`$")
-_NAMED: Final = re.compile(r"(?:unknown|required) field `([^`]*)`")
 REQUEST_ID_CHARS_MAX: Final = 256
+RequestIdRange = Annotated[int, msgspec.Meta(ge=-(2**63), le=2**63 - 1)]
+# JSON has no end of integers; an id beyond 64 bits could not be written in the other encoding.
 
 
 class Request(msgspec.Struct, forbid_unknown_fields=True):
@@ -28,7 +29,7 @@ class Request(msgspec.Struct, forbid_unknown_fields=True):
 
     jsonrpc: str
     method: str
-    id: int | str | None = None
+    id: RequestIdRange | str | None = None
     params: msgspec.Raw = msgspec.Raw()
 
 
@@ -76,12 +77,13 @@ class Codec:
 
     def __init__(self, encoding: Encoding) -> None:
         self.encoding = encoding
-        binary = encoding is Encoding.MSGPACK
-        self._module: Any = msgspec.msgpack if binary else msgspec.json
+        self._is_binary = encoding is Encoding.MSGPACK
+        self._module: Any = msgspec.msgpack if self._is_binary else msgspec.json
         self._encode = self._module.Encoder().encode
         self._request = self._module.Decoder(Request)
         self._incoming = self._module.Decoder(Incoming)
         self._decoders: dict[type[msgspec.Struct], Any] = {}
+        self._texts: dict[type[msgspec.Struct], Any] = {}
 
     def request(self, payload: bytes) -> Request:
         """Decode a request's envelope.
@@ -91,11 +93,11 @@ class Codec:
                 where it is not a JSON-RPC 2.0 request.
         """
         try:
-            request: Request = self._request.decode(payload)
+            request: Request = _decoded(self._request, payload)
         except msgspec.ValidationError as error:
-            raise RequestError("invalid_request", _lower(str(error))) from error
-        except (msgspec.DecodeError, RecursionError, UnicodeDecodeError) as error:
-            raise RequestError("parse_error", _lower(str(error))) from error
+            raise RequestError("invalid_request", envelope_reason(error)) from error
+        except msgspec.DecodeError as error:
+            raise RequestError("parse_error", unparsed_reason(error, payload)) from error
         if request.jsonrpc != "2.0":
             raise RequestError("invalid_request", "jsonrpc must be the string 2.0")
         if isinstance(request.id, str) and len(request.id) > REQUEST_ID_CHARS_MAX:
@@ -111,21 +113,23 @@ class Codec:
             RequestError: invalid_params naming the field at fault.
         """
         try:
-            return self.decode(raw, kind)
-        except msgspec.ValidationError as error:
-            raise _invalid_params(str(error)) from error
-        except (msgspec.DecodeError, RecursionError, UnicodeDecodeError) as error:
-            field = self._surrogate_field(bytes(raw))
-            if field is not None:
-                raise invalid(field, "is not valid UTF-8 text (a lone surrogate)") from error
-            raise invalid("params", _lower(str(error))) from error
+            params = self.decode(raw, kind)
+        except msgspec.DecodeError as error:
+            raise refusal(error, bytes(raw), kind, self._module) from error
+        if self.encoding is Encoding.JSON:
+            self._check_base64(raw, params)
+        return params
 
     def decode(self, raw: msgspec.Raw, kind: type[T]) -> T:
-        """Decode an answer's or notification's body, ignoring fields it does not know."""
+        """Decode an answer's or notification's body, ignoring fields it does not know.
+
+        Raises:
+            msgspec.DecodeError: If it is no such body (ValidationError is a subclass).
+        """
         decoder = self._decoders.get(kind)
         if decoder is None:
             decoder = self._decoders[kind] = self._module.Decoder(kind)
-        body: T = decoder.decode(raw or (b"\x80" if self.encoding is Encoding.MSGPACK else b"{}"))
+        body: T = _decoded(decoder, raw or (b"\x80" if self._is_binary else b"{}"))
         return body
 
     def incoming(self, payload: bytes) -> Incoming:
@@ -134,7 +138,7 @@ class Codec:
         Raises:
             msgspec.DecodeError: If it is no message (ValidationError is a subclass).
         """
-        message: Incoming = self._incoming.decode(payload)
+        message: Incoming = _decoded(self._incoming, payload)
         return message
 
     def call(self, request_id: RequestId, method: str, params: msgspec.Struct) -> bytes:
@@ -156,48 +160,29 @@ class Codec:
     def _framed(self, message: msgspec.Struct) -> bytes:
         return frame(self._encode(message), self.encoding)
 
-    def _surrogate_field(self, raw: bytes) -> str | None:
-        # msgspec reports an escaped lone surrogate as truncated input, without its place; the
-        # standard library decodes it, so the walk below finds the field for the error.
-        if self.encoding is not Encoding.JSON:
-            return None
-        import json  # noqa: PLC0415  # rare here, and a tenth of runnerctl's own time elsewhere
-
-        try:
-            return _find_surrogate(json.loads(raw), "")
-        except (ValueError, RecursionError):
-            return None
-
-
-def _find_surrogate(value: object, path: str) -> str | None:
-    if isinstance(value, str):
-        return path if any("\ud800" <= char <= "\udfff" for char in value) else None
-    items: list[tuple[str, object]] = []
-    if isinstance(value, dict):
-        items = [(f"{path}.{key}" if path else str(key), item) for key, item in value.items()]
-        for key in value:
-            if _find_surrogate(key, path or "params"):
-                return path or "params"
-    elif isinstance(value, list):
-        items = [(f"{path}[{at}]", item) for at, item in enumerate(value)]
-    for where, item in items:
-        found = _find_surrogate(item, where)
-        if found is not None:
-            return found
-    return None
+    def _check_base64(self, raw: msgspec.Raw, params: msgspec.Struct) -> None:
+        # msgspec accepts a last character whose spare bits are set, so that many texts would mean
+        # the same bytes. Only texts that end in padding have spare bits; only they are looked at.
+        kind = type(params)
+        texts = self._texts.get(kind)
+        if texts is None:
+            names = [name for name, hint in get_type_hints(kind).items() if hint is bytes]
+            fields = [(name, str, "") for name in names]
+            texts = self._texts[kind] = msgspec.json.Decoder(msgspec.defstruct("Texts", fields))
+        for name in texts.type.__struct_fields__:
+            data: bytes = getattr(params, name)
+            spare = len(data) % 3
+            if spare and not getattr(texts.decode(raw), name).endswith(
+                base64.b64encode(data[-spare:]).decode()
+            ):
+                raise invalid(name, "is not strict base64 (the bits after the last byte are set)")
 
 
-def _lower(text: str) -> str:
-    return text[:1].lower() + text[1:] if text else "malformed message"
-
-
-def _invalid_params(text: str) -> RequestError:
-    """Turn msgspec's message into ours: the field in front, the reason behind it."""
-    path = _PATH.search(text)
-    reason = _lower(_PATH.sub("", text))
-    named = _NAMED.search(text)
-    where = path.group(1) if path else ""
-    if named:
-        where = f"{where}.{named.group(1)}" if where else named.group(1)
-        reason = "unknown field" if "unknown" in text else "is required"
-    return invalid(where or "params", reason)
+def _decoded(decoder: Any, payload: bytes | msgspec.Raw) -> Any:
+    """Decode; whatever is wrong with the bytes is a DecodeError, in every version of msgspec."""
+    try:
+        return decoder.decode(payload)
+    except RecursionError as error:
+        raise msgspec.DecodeError("nested too deeply") from error
+    except UnicodeDecodeError as error:
+        raise msgspec.DecodeError("invalid UTF-8 encoded string") from error

@@ -12,7 +12,7 @@ from typing import Final, NamedTuple
 
 import msgspec
 
-from .answers import Exit  # noqa: TC001  # msgspec resolves the annotation when it decodes
+from .answers import Exit  # msgspec resolves the annotation when it decodes
 
 PARSE_ERROR: Final = -32700
 INVALID_REQUEST: Final = -32600
@@ -31,6 +31,9 @@ class Kind(NamedTuple):
     retryable: bool = False
     code: int = SERVER_ERROR
 
+
+MESSAGE_CHARS_MAX: Final = 1000
+FIELD_CHARS_MAX: Final = 200
 
 NOTHING: Final = "nothing ran, nothing changed"
 RUNS_ON: Final = "the command keeps running"
@@ -113,7 +116,8 @@ class ErrorData(msgspec.Struct, omit_defaults=True):
         retry_after_s: When to retry, in seconds.
         field: The request field at fault, as a path.
         stage: For start_failed: user, groups, rlimit, umask, nice, cwd, exec, ...
-        errno: The kernel's errno, and its name.
+        errno: The kernel's errno.
+        errno_name: Its name, as errno(3) lists it.
         state: For exec_exists: live or finished.
         accepted_bytes: For stdin_offset: bytes taken so far.
         supported: For protocol_unsupported: the versions spoken.
@@ -124,7 +128,7 @@ class ErrorData(msgspec.Struct, omit_defaults=True):
     layer: str
     preserved: str
     hint: str
-    retryable: bool = False
+    retryable: bool  # one of the four facts: no default, so never left out
     retry_after_s: float | None = None
     field: str | None = None
     stage: str | None = None
@@ -168,6 +172,7 @@ class RequestError(Exception):
         retryable: bool | None = None,
         **details: object,
     ) -> None:
+        message = _shown(message, MESSAGE_CHARS_MAX)
         super().__init__(message)
         table = KINDS[kind]
         self.kind = kind
@@ -190,4 +195,15 @@ class RequestError(Exception):
 
 def invalid(field: str, message: str) -> RequestError:
     """Make the error for a field that is wrong; the message leads with the field's name."""
+    field = _shown(field, FIELD_CHARS_MAX)
     return RequestError("invalid_params", f"{field}: {message}", field=field)
+
+
+def _shown(text: str, chars_max: int) -> str:
+    """Make text fit to be shown: bounded, nothing unprintable, no surrogate that cannot be sent.
+
+    Messages quote what the peer sent: up to a whole frame, escape sequences for a terminal, or a
+    path that is not UTF-8.
+    """
+    kept = text if len(text) <= chars_max else text[: chars_max - 3] + "..."
+    return "".join(char if char.isprintable() else repr(char)[1:-1] for char in kept)

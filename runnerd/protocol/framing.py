@@ -18,6 +18,7 @@ FRAME_BYTES_MAX: Final = 4 * 1024 * 1024
 # quarter of the stack limit, 2 MiB by default (execve(2)); base64 adds a third.
 
 HEADER_BYTES: Final = 4
+_BLANK: Final = b" \t\r"  # JSON's own white space (RFC 8259, 2), no other
 
 
 class Encoding(enum.Enum):
@@ -110,7 +111,7 @@ class FrameSplitter:
             return None
         length = int.from_bytes(self._buffer[at : at + HEADER_BYTES], "big")
         if length > self._frame_bytes_max:
-            raise self._too_large(length)
+            raise self._too_large(f"{length} bytes")
         end = at + HEADER_BYTES + length
         if len(self._buffer) < end:
             return None
@@ -123,19 +124,17 @@ class FrameSplitter:
             if end < 0:
                 self._searched = len(self._buffer)
                 if self.pending_bytes > self._frame_bytes_max:
-                    raise self._too_large(self.pending_bytes)
+                    raise self._too_large(f"{self.pending_bytes} bytes or more")
                 return None
             if end - self._start > self._frame_bytes_max:
-                raise self._too_large(end - self._start)
-            line = bytes(memoryview(self._buffer)[self._start : end]).strip()
+                raise self._too_large(f"{end - self._start} bytes")
+            line = bytes(memoryview(self._buffer)[self._start : end]).strip(_BLANK)
             self._start = self._searched = end + 1
             if line:
                 return line
 
-    def _too_large(self, size: int) -> FramingError:
-        return FramingError(
-            f"frame of {size} bytes or more; the most is {self._frame_bytes_max}", too_large=True
-        )
+    def _too_large(self, size: str) -> FramingError:
+        return FramingError(f"frame of {size}; the most is {self._frame_bytes_max}", too_large=True)
 
 
 def frame(payload: bytes, encoding: Encoding) -> bytes:

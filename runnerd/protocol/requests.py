@@ -25,6 +25,7 @@ SECONDS_MAX: Final = 1e9  # about 31 years: far inside what any kernel timer tak
 LABELS_MAX: Final = 32
 LABEL_KEY_BYTES_MAX: Final = 63
 LABEL_VALUE_BYTES_MAX: Final = 256
+USER_CHARS_MAX: Final = 520  # two names of LOGIN_NAME_MAX (256, sysconf(3)) and a colon
 RLIM_INFINITY: Final = 2**64 - 1
 
 RLIMITS: Final[dict[str, int]] = {
@@ -47,12 +48,17 @@ RLIMITS: Final[dict[str, int]] = {
 }
 """Kernel numbers by name. Source: getrlimit(2); include/uapi/asm-generic/resource.h."""
 
-ExecId = Annotated[str, Meta(pattern=r"^[A-Za-z0-9_.:-]{1,128}(?![\s\S])")]
+_EXEC_ID: Final = r"^[A-Za-z0-9_.:-]{1,128}(?![\s\S])"  # \Z would be Python's alone
+PATTERNS: Final = {_EXEC_ID: "has 1 to 128 characters, each of A-Z a-z 0-9 _ . : -"}
+"""Every pattern a field must match, in words."""
+
+ExecId = Annotated[str, Meta(pattern=_EXEC_ID)]
 Seconds = Annotated[float, Meta(gt=0, le=SECONDS_MAX)]
 GraceSeconds = Annotated[float, Meta(ge=0, le=SECONDS_MAX)]
 Sequence = Annotated[int, Meta(ge=0, le=2**63 - 1)]
 RlimitValue = Annotated[int, Meta(ge=0)] | Literal["unlimited"]
 Stream = Literal["stdout", "stderr"]
+Version = Annotated[int, Meta(ge=0, le=2**31 - 1)]
 
 
 def _both_streams() -> list[Stream]:
@@ -60,7 +66,8 @@ def _both_streams() -> list[Stream]:
 
 
 def _check_seconds(field: str, value: float | None) -> None:
-    # A NaN passes every comparison msgspec makes, and would arm a timer that never fires.
+    # A NaN would arm a timer that never fires. Today's msgspec refuses it by its range checks;
+    # that it does is documented nowhere.
     if value is not None and math.isnan(value):
         raise invalid(field, "NaN is no duration")
 
@@ -70,12 +77,43 @@ def _check_text(field: str, value: str | None) -> None:
         raise invalid(field, "contains a NUL byte")
 
 
+def _check_labels(labels: dict[str, str]) -> None:
+    if len(labels) > LABELS_MAX:
+        raise invalid("labels", f"{len(labels)} pairs; the most is {LABELS_MAX}")
+    for key, value in labels.items():
+        where = f"labels[{key!r}]"
+        if not 0 < len(key.encode()) <= LABEL_KEY_BYTES_MAX or "\0" in key:
+            raise invalid(where, f"a key has 1 to {LABEL_KEY_BYTES_MAX} bytes and no NUL")
+        if len(value.encode()) > LABEL_VALUE_BYTES_MAX or "\0" in value:
+            raise invalid(where, f"a value has up to {LABEL_VALUE_BYTES_MAX} bytes and no NUL")
+
+
 class Params(msgspec.Struct, forbid_unknown_fields=True, kw_only=True, omit_defaults=True):
     """What every request's parameters share: unknown fields are refused."""
 
 
 class NoParams(Params):
     """Parameters of a request that takes none."""
+
+
+class Ping(NoParams):
+    """Ask whether the daemon is there; answered ahead of everything."""
+
+
+class DaemonInfoRequest(NoParams):
+    """Describe the daemon: what it is, what protects it, what it holds."""
+
+
+class DaemonDrain(NoParams):
+    """Refuse all new work from now on; what runs is untouched."""
+
+
+class DaemonUndrain(NoParams):
+    """Take new work again."""
+
+
+class DaemonStop(NoParams):
+    """Stop the daemon as SIGTERM does."""
 
 
 class Hello(Params):
@@ -87,9 +125,13 @@ class Hello(Params):
         incarnation: The incarnation expected; another one is refused before any effect.
     """
 
-    protocol: list[int]
+    protocol: Annotated[list[Version], Meta(max_length=64)]
     client: Annotated[str, Meta(max_length=256)] | None = None
     incarnation: Annotated[str, Meta(max_length=64)] | None = None
+
+    def __post_init__(self) -> None:
+        _check_text("client", self.client)
+        _check_text("incarnation", self.incarnation)
 
 
 class Attach(Params):
@@ -142,7 +184,7 @@ class ExecStart(Params):
     env: dict[str, str | None] = {}
     env_mode: Literal["extend", "replace"] = "extend"
     cwd: str | None = None
-    user: str | None = None
+    user: Annotated[str, Meta(max_length=USER_CHARS_MAX)] | None = None
     umask: Annotated[int, Meta(ge=0, le=0o777)] = 0o022
     rlimits: dict[str, tuple[RlimitValue, RlimitValue]] = {}
     nice: Annotated[int, Meta(ge=-20, le=19)] | None = None
@@ -167,7 +209,7 @@ class ExecStart(Params):
             if "\0" in argument:
                 raise invalid(f"argv[{at}]", "contains a NUL byte")
         self._check_env()
-        self._check_labels()
+        _check_labels(self.labels)
         self._check_rlimits()
         _check_text("cwd", self.cwd)
         if self.cwd is not None and not self.cwd.startswith("/"):
@@ -185,24 +227,12 @@ class ExecStart(Params):
                 raise invalid(f"env[{name!r}]", "a name is not empty and has no '=' and no NUL")
             _check_text(f"env[{name!r}]", value)
 
-    def _check_labels(self) -> None:
-        if len(self.labels) > LABELS_MAX:
-            raise invalid("labels", f"{len(self.labels)} pairs; the most is {LABELS_MAX}")
-        for key, value in self.labels.items():
-            if not 0 < len(key.encode()) <= LABEL_KEY_BYTES_MAX or "\0" in key:
-                raise invalid("labels", f"a key has 1 to {LABEL_KEY_BYTES_MAX} bytes and no NUL")
-            if len(value.encode()) > LABEL_VALUE_BYTES_MAX or "\0" in value:
-                raise invalid(
-                    f"labels[{key!r}]",
-                    f"a value has up to {LABEL_VALUE_BYTES_MAX} bytes and no NUL",
-                )
-
     def _check_rlimits(self) -> None:
         for name, (soft, hard) in self.rlimits.items():
             if name not in RLIMITS:
                 raise invalid(f"rlimits[{name!r}]", f"unknown; known are {', '.join(RLIMITS)}")
             if rlimit_number(hard) > RLIM_INFINITY:
-                raise invalid(f"rlimits[{name!r}]", "the hard limit does not fit 64 bits")
+                raise invalid(f"rlimits[{name!r}][1]", "does not fit 64 bits")
             if rlimit_number(soft) > rlimit_number(hard):
                 raise invalid(f"rlimits[{name!r}]", "the soft limit is above the hard one")
 
@@ -240,7 +270,7 @@ class ExecDetach(Params):
         subscription: A subscription opened on this connection.
     """
 
-    subscription: int
+    subscription: Sequence
 
 
 class ExecAck(Params):
@@ -251,7 +281,7 @@ class ExecAck(Params):
         seq: The highest sequence taken, cumulative.
     """
 
-    subscription: int
+    subscription: Sequence
     seq: Sequence
 
 
@@ -368,6 +398,9 @@ class ExecList(Params):
     limit: Annotated[int, Meta(ge=1, le=1000)] = 100
     usage: bool = False
 
+    def __post_init__(self) -> None:
+        _check_labels(self.labels)
+
 
 class DaemonMetrics(Params):
     """Read the daemon's metrics.
@@ -381,7 +414,7 @@ class DaemonMetrics(Params):
 
 METHODS: Final[dict[str, type[Params]]] = {
     "hello": Hello,
-    "ping": NoParams,
+    "ping": Ping,
     "exec.start": ExecStart,
     "exec.attach": ExecAttach,
     "exec.detach": ExecDetach,
@@ -392,9 +425,9 @@ METHODS: Final[dict[str, type[Params]]] = {
     "exec.wait": ExecWait,
     "exec.inspect": ExecInspect,
     "exec.list": ExecList,
-    "daemon.info": NoParams,
+    "daemon.info": DaemonInfoRequest,
     "daemon.metrics": DaemonMetrics,
-    "daemon.drain": NoParams,
-    "daemon.undrain": NoParams,
-    "daemon.stop": NoParams,
+    "daemon.drain": DaemonDrain,
+    "daemon.undrain": DaemonUndrain,
+    "daemon.stop": DaemonStop,
 }

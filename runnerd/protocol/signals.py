@@ -24,8 +24,10 @@ def signal_number(text: str | int) -> int | None:
     """
     if isinstance(text, int):
         return text if 1 <= text <= SIGNAL_MAX else None
+    if not text.isascii():  # upper() turns a long s into S; \d takes any script's digits
+        return None
     name = text.upper().removeprefix("SIG")
-    if name.isascii() and name.isdigit():
+    if name.isdigit():
         return signal_number(int(name)) if len(name) < 4 else None
     found = _REALTIME.fullmatch(name)
     if found:

@@ -1,0 +1,61 @@
+"""Every limit on what comes from outside, in one place; each is an option of `runnerd serve`.
+
+A bound without a user fails a test, and so does one that nothing goes one past.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+import msgspec
+
+KIB: Final = 1024
+MIB: Final = 1024 * KIB
+
+CHUNK_BYTES: Final = 64 * KIB
+# One record's most: a pipe's own capacity, pipe(7), so that one read can empty it.
+
+RECORD_COST_BYTES: Final = 192
+# What one record costs beside its bytes (object, bytes header, two ints; sys.getsizeof on
+# CPython 3.11). Counted, or a command that writes byte by byte would hold 256 KiB of output in
+# 40 MiB of objects.
+
+DRAIN_S: Final = 0.5
+# After the command's exit its pipes are read until EOF, at most this long. A `tee` behind a
+# process substitution still delivers after 0.2 s; a background child holds the exit no longer.
+
+START_TIMEOUT_S: Final = 5.0
+END_RECEIPT_S: Final = 1.0
+KILL_ROUNDS_S: Final = 1.0
+STOP_DEADLINE_S: Final = 2.0
+STOP_GRACE_S: Final = 1.5
+STOP_FLUSH_S: Final = 1.8
+STUCK_READER_S: Final = 30.0
+TOMBSTONE_S: Final = 900.0
+TOMBSTONES_MAX: Final = 4096
+
+
+class Bounds(msgspec.Struct, frozen=True, kw_only=True):
+    """The limits in force. Units are in the names; see Limits in protocol/answers.py.
+
+    Attributes:
+        live_execs_max: min(1024, (hard nofile - 128) / 6): a live exec holds a control socket,
+            three pipes, and room for two more.
+        tail_bytes_min: What a live tail shrinks to when many are live.
+    """
+
+    frame_bytes_max: int = 4 * MIB
+    connections_max: int = 512
+    hello_s: float = 10.0
+    pipelined_requests_max: int = 256
+    subscriptions_max: int = 1024
+    live_execs_max: int = 1024
+    stdin_queue_bytes_max: int = 1 * MIB
+    stdin_total_bytes_max: int = 16 * MIB
+    tail_bytes_max: int = 256 * KIB
+    tail_bytes_min: int = 16 * KIB
+    transcript_total_bytes_max: int = 32 * MIB
+    finished_execs_max: int = 1024
+    finished_s_max: float = 3600.0
+    parked_shims: int = 3
+    outgoing_bytes_max: int = 8 * MIB

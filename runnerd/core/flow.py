@@ -1,0 +1,230 @@
+"""Who reads an exec's output, how far they are, and when the command has to wait. No I/O.
+
+A Subscription is a cursor into a transcript. It hands out the next thing to send; what it has
+handed out counts as sent. With a window, output sent and not acknowledged is bounded; exited,
+closed and gaps ignore the window.
+
+A Gate decides whether an exec's pipes may be read. Under `drop` always. Under `block` the
+daemon stops reading before anything would have to be dropped that the blocking subscriber has
+not been sent and, with a window, acknowledged.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from typing import Final, Literal, NamedTuple
+
+from runnerd.protocol.errors import RequestError
+
+from .bounds import CHUNK_BYTES, RECORD_COST_BYTES
+from .transcript import STREAMS, Record, StreamName, Transcript
+
+_RECORD_COST_MAX: Final = CHUNK_BYTES + RECORD_COST_BYTES
+
+
+class Gap(NamedTuple):
+    """Records lost to a subscriber; bytes are None where it alone knows where it stood."""
+
+    first_seq: int
+    last_seq: int
+    lost_bytes: tuple[int | None, int | None]
+    next_offsets: tuple[int, int]
+
+
+class Terminal(NamedTuple):
+    """The record `exited` or `closed` is next."""
+
+    what: Literal["exited", "closed"]
+    seq: int
+
+
+class Subscription:
+    """One reader of one exec.
+
+    Args:
+        number: The subscription's number on its connection.
+        transcript: What it reads.
+        streams: Which streams it is sent.
+        after: The sequence it has, or "tail".
+        window_bytes: The most output sent and not acknowledged, or None.
+
+    Raises:
+        RequestError: cursor_invalid where `after` lies beyond the last record.
+    """
+
+    def __init__(
+        self,
+        number: int,
+        transcript: Transcript,
+        *,
+        streams: list[StreamName],
+        after: int | Literal["tail"] = 0,
+        window_bytes: int | None = None,
+    ) -> None:
+        last = transcript.last_seq
+        if isinstance(after, int) and after > last:
+            raise RequestError(
+                "cursor_invalid", f"after: {after} is beyond the last sequence, {last}"
+            )
+        self.number = number
+        self.transcript = transcript
+        self.over = False
+        self.acked_seq = self.cursor_seq = last if after == "tail" else after
+        self._streams = frozenset(STREAMS.index(stream) for stream in streams)
+        self._window_bytes = window_bytes
+        self._unacked: deque[tuple[int, int]] = deque()
+        self._unacked_bytes = 0
+        self._offsets = self._known_offsets()
+
+    def _known_offsets(self) -> list[int | None]:
+        if self.cursor_seq == 0:
+            return [0, 0]
+        if self.cursor_seq + 1 < self.transcript.first_seq:
+            return [None, None]
+        offsets: list[int | None] = list(self.transcript.total_bytes)
+        seen: set[int] = set()
+        seq = self.cursor_seq
+        while len(seen) < len(STREAMS):
+            record = self.transcript.record_after(seq)
+            if record is None:
+                break
+            if record.stream not in seen:
+                seen.add(record.stream)
+                offsets[record.stream] = record.offset
+            seq = record.seq
+        return offsets
+
+    @property
+    def released_seq(self) -> int:
+        """Up to where a blocking subscriber allows dropping."""
+        return self.cursor_seq if self._window_bytes is None else self.acked_seq
+
+    def next_item(self) -> Record | Gap | Terminal | None:
+        """Hand out what comes next, or None where there is nothing or the window is full."""
+        transcript = self.transcript
+        while self.cursor_seq < transcript.last_output_seq:
+            if self.cursor_seq + 1 < transcript.first_seq:
+                gap = self._pass_gap()
+                if gap is not None:
+                    return gap
+                continue
+            record = transcript.record_after(self.cursor_seq)
+            assert record is not None
+            if record.stream not in self._streams:
+                self._advance(record.seq)
+                continue
+            if not self._fits(len(record.data)):
+                return None
+            self._advance(record.seq)
+            self._offsets[record.stream] = record.offset + len(record.data)
+            if self._window_bytes is not None:
+                self._unacked.append((record.seq, len(record.data)))
+                self._unacked_bytes += len(record.data)
+            return record
+        return self._next_terminal()
+
+    def _advance(self, seq: int) -> None:
+        self.cursor_seq = seq
+        if not self._unacked:
+            self.acked_seq = seq if self._window_bytes is None else self.acked_seq
+
+    def _fits(self, size: int) -> bool:
+        # A window smaller than one chunk still lets one through, or it would stall for good.
+        window = self._window_bytes
+        return window is None or not self._unacked_bytes or self._unacked_bytes + size <= window
+
+    def _pass_gap(self) -> Gap | None:
+        transcript = self.transcript
+        first, last = self.cursor_seq + 1, transcript.first_seq - 1
+        offsets = transcript.first_offsets()
+        lost: list[int | None] = [0, 0]
+        for stream in self._streams:
+            known = self._offsets[stream]
+            lost[stream] = None if known is None else offsets[stream] - known
+            self._offsets[stream] = offsets[stream]
+        self.cursor_seq = last
+        if lost == [0, 0]:
+            return None  # only the stream it does not want has lost something
+        return Gap(first, last, (lost[0], lost[1]), offsets)
+
+    def _next_terminal(self) -> Terminal | None:
+        transcript = self.transcript
+        if transcript.exited_seq and self.cursor_seq < transcript.exited_seq:
+            self.cursor_seq = transcript.exited_seq
+            return Terminal("exited", transcript.exited_seq)
+        if transcript.closed_seq and not self.over:
+            self.cursor_seq = transcript.closed_seq
+            self.over = True
+            return Terminal("closed", transcript.closed_seq)
+        return None
+
+    def ack(self, seq: int) -> None:
+        """Take an acknowledgement, cumulative; a lower one than before changes nothing.
+
+        Raises:
+            RequestError: cursor_invalid where `seq` was never sent.
+        """
+        if seq > self.cursor_seq:
+            raise RequestError(
+                "cursor_invalid", f"seq: {seq} was not sent yet; {self.cursor_seq} was"
+            )
+        while self._unacked and self._unacked[0][0] <= seq:
+            self._unacked_bytes -= self._unacked.popleft()[1]
+        self.acked_seq = max(self.acked_seq, seq)
+
+
+class Gate:
+    """Whether an exec's pipes may be read.
+
+    Args:
+        flow: block or drop.
+        hold_s: How long a lost blocking subscriber is waited for.
+        now_s: Monotonic; a blocking exec nobody is attached to yet is held from here on.
+    """
+
+    def __init__(self, flow: Literal["block", "drop"], hold_s: float, now_s: float) -> None:
+        self.flow = flow
+        self.holder: Subscription | None = None
+        self._hold_s = hold_s
+        self._lost_seq = 0
+        self.held_until_s: float | None = now_s + hold_s if flow == "block" else None
+
+    def taken_by(self, subscription: Subscription) -> None:
+        """Make a subscription the one the command waits for."""
+        if self.flow == "block" and self.holder is None:
+            self.holder = subscription
+            self.held_until_s = None
+
+    def lost(self, subscription: Subscription, now_s: float) -> None:
+        """Its connection is gone: hold the wait for a while."""
+        if subscription is self.holder:
+            self._lost_seq = subscription.released_seq
+            self.holder = None
+            self.held_until_s = now_s + self._hold_s
+
+    def left(self, subscription: Subscription) -> None:
+        """It detached on purpose: nobody is waited for any more."""
+        if subscription is self.holder:
+            self.open_for_good()
+
+    def open_for_good(self) -> None:
+        """From now on it is `drop`."""
+        self.flow = "drop"
+        self.holder = None
+        self.held_until_s = None
+
+    def may_read(self, transcript: Transcript, tail_bytes: int) -> bool:
+        """Say whether one more chunk can be taken without dropping what is waited for.
+
+        Args:
+            transcript: The exec's; its protected_seq is set.
+            tail_bytes: What its tail may cost now.
+        """
+        if self.flow == "drop":
+            transcript.protected_seq = None
+            return True
+        holder = self.holder
+        position = self._lost_seq if holder is None else holder.released_seq
+        transcript.protected_seq = position
+        waiting = transcript.end_cost - transcript.cost_up_to(position)
+        return not waiting or waiting + _RECORD_COST_MAX <= tail_bytes

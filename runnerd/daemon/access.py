@@ -1,0 +1,89 @@
+"""Who may talk to the daemon: the peer's user, and where its process comes from.
+
+Gate 1: the peer's uid is ours, root's, or allowed by --allow-uid.
+Gate 2: the peer does not descend from runnerd: that is what a hostile command would be. Asked
+under the peer's pidfd, alive before and after, so that the pid cannot have changed hands in
+between; a peer already gone is refused, since a command can hand its socket to a child and leave.
+Only pid 0, a peer beyond our pid namespace, counts as outside without a look.
+
+Source: unix(7), SO_PEERCRED; SO_PEERPIDFD since Linux 6.5.
+"""
+
+from __future__ import annotations
+
+import os
+import select
+import socket
+import struct
+from collections.abc import Collection
+from typing import Final, NamedTuple
+
+from runnerd.protocol.errors import RequestError
+
+from .linux import SO_PEERPIDFD
+from .procfs import descends_from
+
+_CRED: Final = struct.Struct("iII")
+_OVERFLOW_UID: Final = 65534
+
+
+class Peer(NamedTuple):
+    """Who is at the other end; pid 0 = beyond our pid namespace."""
+
+    pid: int
+    uid: int
+    gid: int
+
+
+def peer_of(sock: socket.socket) -> Peer:
+    """Return the credentials the kernel recorded at connect(2)."""
+    raw = sock.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CRED.size)
+    return Peer(*_CRED.unpack(raw))
+
+
+def check_peer(sock: socket.socket, peer: Peer, allowed_uids: Collection[int]) -> None:
+    """Let a peer in, or say why not.
+
+    Raises:
+        RequestError: unauthorized, peer_gone or peer_refused.
+    """
+    if peer.uid not in {0, os.geteuid()} and peer.uid not in allowed_uids:
+        what = "a user beyond our user namespace" if peer.uid == _OVERFLOW_UID else "not allowed"
+        raise RequestError("unauthorized", f"uid {peer.uid} is {what}")
+    if peer.pid == 0:
+        return
+    pidfd = _peer_pidfd(sock, peer)
+    try:
+        if not _is_alive(pidfd):
+            raise _gone(peer)
+        descends = descends_from(peer.pid, os.getpid())
+        if not _is_alive(pidfd) or descends is None:
+            raise _gone(peer)
+        if descends and peer.pid != os.getpid():
+            raise RequestError(
+                "peer_refused",
+                f"process {peer.pid} was started by runnerd: commands may not connect",
+            )
+    finally:
+        os.close(pidfd)
+
+
+def _peer_pidfd(sock: socket.socket, peer: Peer) -> int:
+    try:
+        return sock.getsockopt(socket.SOL_SOCKET, SO_PEERPIDFD)
+    except OSError:
+        pass  # an older kernel, or a peer already reaped
+    try:
+        return os.pidfd_open(peer.pid)
+    except OSError as error:
+        raise _gone(peer) from error
+
+
+def _is_alive(pidfd: int) -> bool:
+    poll = select.poll()
+    poll.register(pidfd, select.POLLIN)
+    return not poll.poll(0)  # a pidfd is readable once its process has ended, pidfd_open(2)
+
+
+def _gone(peer: Peer) -> RequestError:
+    return RequestError("peer_gone", f"process {peer.pid} ended before it could be looked at")

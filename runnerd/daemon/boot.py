@@ -1,0 +1,78 @@
+"""What the daemon does to its own process before it serves, each step with its reason."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import resource
+import signal
+
+from .linux import PR_SET_CHILD_SUBREAPER, PR_SET_DUMPABLE, PR_SET_NAME, prctl, set_title
+
+_RESERVED_FDS = 5  # 0-2, and the two numbers a shim is given its sockets as
+
+
+def fill_standard_fds() -> None:
+    """Open 0-4 on /dev/null where they are free.
+
+    Else the next descriptor opened would be one of them: a socket as somebody's stderr, or a
+    control socket that the shim's dup2 overwrites.
+    """
+    for fd in range(_RESERVED_FDS):
+        try:
+            os.fstat(fd)
+        except OSError:
+            null = os.open("/dev/null", os.O_RDWR | os.O_CLOEXEC)
+            if null != fd:
+                os.dup2(null, fd, inheritable=fd < 3)
+                os.close(null)
+            elif fd < 3:
+                os.set_inheritable(fd, True)
+
+
+def close_on_exec() -> None:
+    """Keep every inherited descriptor from the commands."""
+    with contextlib.suppress(OSError):
+        for name in os.listdir("/proc/self/fd"):
+            with contextlib.suppress(OSError):
+                if int(name) > 2:
+                    os.set_inheritable(int(name), False)
+
+
+def raise_nofile() -> tuple[int, int]:
+    """Use all descriptors the hard limit allows.
+
+    Returns:
+        The limits as they were, soft and hard: commands get them back.
+    """
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if soft != hard:
+        with contextlib.suppress(OSError, ValueError):
+            resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
+    return soft, hard
+
+
+def take_process() -> bool:
+    """Make the process a daemon's: signals, directory, name, orphans.
+
+    Returns:
+        Whether orphans of a dead shim come to us.
+    """
+    signal.signal(signal.SIGCHLD, signal.SIG_DFL)  # ignored, the kernel would reap for us
+    signal.signal(signal.SIGPIPE, signal.SIG_IGN)
+    os.umask(0o022)
+    os.chdir("/")  # the directory we were started in may go away
+    with contextlib.suppress(OSError):
+        prctl(PR_SET_NAME, b"runnerd")
+    set_title("runnerd serve")  # an agent's `pkill -f python` must not hit the daemon
+    try:
+        prctl(PR_SET_CHILD_SUBREAPER, 1)
+    except OSError:
+        return os.getpid() == 1
+    return True
+
+
+def hide_process() -> None:
+    """From here on no process of our user can read or trace us, or take our descriptors."""
+    with contextlib.suppress(OSError):
+        prctl(PR_SET_DUMPABLE, 0)

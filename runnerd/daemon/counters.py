@@ -1,0 +1,51 @@
+"""Plain counters. Metrics read them; nothing here knows prometheus-client."""
+
+from __future__ import annotations
+
+from collections import Counter
+from typing import Final
+
+DURATION_BUCKETS_S: Final = (
+    0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 300, 900, 3600,
+)  # fmt: skip
+
+
+class Histogram:
+    """Counts by upper bound, and their sum, in seconds."""
+
+    def __init__(self) -> None:
+        self.counts = [0] * (len(DURATION_BUCKETS_S) + 1)
+        self.sum_s = 0.0
+
+    def observe(self, value_s: float) -> None:
+        """Count one duration."""
+        self.sum_s += value_s
+        for at, bound in enumerate(DURATION_BUCKETS_S):
+            if value_s <= bound:
+                self.counts[at] += 1
+                return
+        self.counts[-1] += 1
+
+
+class Counters:
+    """Everything the daemon counts, from its start."""
+
+    def __init__(self) -> None:
+        self.started = 0
+        self.start_failures: Counter[str] = Counter()
+        self.exited: Counter[str] = Counter()
+        self.refusals: Counter[str] = Counter()
+        self.stray_failures: Counter[str] = Counter()
+        self.output_bytes: Counter[str] = Counter()
+        self.dropped_bytes = 0
+        self.survivors = 0
+        self.shims_lost = 0
+        self.oom_kills = 0
+        self.connections_total = 0
+        self.connections_stuck = 0
+        self.connections = 0
+        self.subscriptions = 0
+        self.accept_failures = 0
+        self.signals_refused = 0
+        self.start_duration = Histogram()
+        self.exec_duration = Histogram()

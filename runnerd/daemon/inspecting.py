@@ -1,0 +1,147 @@
+"""Describe execs and the daemon itself, for inspect, list and info."""
+
+from __future__ import annotations
+
+import os
+import sys
+import time
+from typing import TYPE_CHECKING
+
+from runnerd.core.life import State
+from runnerd.protocol.answers import DaemonInfo, ExecInfo, Holder, Usage
+from runnerd.protocol.requests import PROTOCOL_VERSIONS
+
+from .linux import PR_GET_DUMPABLE, prctl
+from .procfs import Stat, pipe_holders, read_stat, tree
+from .running import Running
+
+if TYPE_CHECKING:
+    from .service import Service
+
+ARGV_BYTES_SHOWN = 4096
+
+
+def exec_info(
+    service: Service, running: Running, *, usage: bool, holders: bool = False
+) -> ExecInfo:
+    """Describe one exec.
+
+    Args:
+        service: The daemon's shared parts.
+        running: The exec.
+        usage: Whether to read its processes' use of memory and CPU.
+        holders: Whether to look who keeps its pipes open after the exit.
+    """
+    its_exec = running.exec
+    transcript, stdin = its_exec.transcript, its_exec.stdin
+    members: list[Stat] = []
+    lingers = its_exec.state in (State.DRAINING, State.LINGERING)
+    if (usage and its_exec.is_live) or (holders and lingers):
+        members = _members(running)
+    return ExecInfo(
+        exec_id=its_exec.exec_id,
+        state=its_exec.state.shown,  # type: ignore[arg-type]
+        argv=_shown_argv(its_exec.argv),
+        cwd=its_exec.cwd,
+        user=its_exec.user,
+        labels=its_exec.labels,
+        pid=its_exec.pid if its_exec.status is None else None,
+        incarnation=service.incarnation,
+        accepted=its_exec.number,
+        accepted_at=its_exec.accepted_at,
+        age_s=time.monotonic() - its_exec.accepted_s,
+        flow=its_exec.gate.flow,
+        first_seq=transcript.first_seq,
+        last_seq=transcript.last_seq,
+        stdin_accepted_bytes=0 if stdin is None else stdin.accepted_bytes,
+        stdin_open=stdin is not None and stdin.is_open and not stdin.eof,
+        subscriptions=len(running.subscribers),
+        transcript=transcript.state,
+        ending=its_exec.ending,
+        survivors=its_exec.survivors,
+        holders=_holders(running, members) if holders and lingers else [],
+        exit=its_exec.exit,
+        closed=its_exec.closed,
+        usage=_usage(members) if usage else None,
+    )
+
+
+def _shown_argv(argv: list[str]) -> list[str]:
+    """Return argv, cut where a listing of it would not fit a frame."""
+    shown: list[str] = []
+    size = 0
+    for argument in argv:
+        size += len(argument)
+        if size > ARGV_BYTES_SHOWN:
+            return [*shown, argument[:64] + "…", f"… {len(argv)} arguments in all"]
+        shown.append(argument)
+    return shown
+
+
+def _members(running: Running) -> list[Stat]:
+    adopted = running.adopted_members()
+    if adopted is not None:
+        return [stat for stat in map(read_stat, adopted) if stat is not None]
+    shim_pid = running.shim_pid
+    found = [] if shim_pid is None else tree(shim_pid)
+    return [stat for stat in found if stat.state not in "ZX"]
+
+
+def _usage(members: list[Stat]) -> Usage:
+    return Usage(
+        processes=len(members),
+        rss_bytes=sum(stat.rss_bytes for stat in members),
+        cpu_s=sum(stat.cpu_s for stat in members),
+    )
+
+
+def _holders(running: Running, members: list[Stat]) -> list[Holder]:
+    inodes = running.inodes()
+    if not inodes:
+        return []
+    seen = [(stat, pipe_holders(stat.pid, inodes)) for stat in members]
+    certain = [
+        Holder(pid=stat.pid, command=stat.command, certain=True) for stat, holds in seen if holds
+    ]
+    return certain or [
+        Holder(pid=stat.pid, command=stat.command, certain=False)
+        for stat, holds in seen
+        if holds is None
+    ]
+
+
+def own_rss_bytes() -> int | None:
+    """Return the daemon's own resident set."""
+    stat = read_stat(os.getpid())
+    return None if stat is None else stat.rss_bytes
+
+
+def daemon_info(service: Service) -> DaemonInfo:
+    """Describe the daemon."""
+    counters, registry = service.counters, service.registry
+    return DaemonInfo(
+        version=service.version,
+        protocol=list(PROTOCOL_VERSIONS),
+        incarnation=service.incarnation,
+        pid=os.getpid(),
+        uid=os.geteuid(),
+        socket=service.socket_path,
+        state=registry.state,
+        started_at=service.started_at,
+        uptime_s=time.monotonic() - service.started_s,
+        python=sys.version.split()[0],
+        guard=service.guard.kind,
+        subreaper=service.is_subreaper,
+        dumpable=bool(prctl(PR_GET_DUMPABLE)),
+        rss_bytes=own_rss_bytes(),
+        starts=registry.starts,
+        live_execs=registry.live_count,
+        connections=counters.connections,
+        subscriptions=counters.subscriptions,
+        parked_shims=service.pool.parked,
+        stray_failures=counters.stray_failures.total(),
+        oom_order=service.oom_order,
+        limits=service.limits,
+        features=service.features,
+        warnings=service.warnings,
+    )

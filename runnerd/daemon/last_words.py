@@ -1,0 +1,102 @@
+"""last-words.json in the state directory: what a dead daemon's container can still tell.
+
+Written whole to a new file and renamed over the old one, so a reader sees one or the other.
+The daemon works without it: a state directory that is missing, read-only or full costs a warning.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from pathlib import Path
+
+import msgspec
+
+NAME = "last-words.json"
+EXECS_LISTED = 100
+
+
+class LastWords(msgspec.Struct, kw_only=True):
+    """What is written. Times are Unix seconds.
+
+    Attributes:
+        schema: 1.
+        incarnation: The daemon start that speaks.
+        version: Its version.
+        pid: Its pid.
+        started_at: When it began.
+        ready_at: When it answered first, or null.
+        stopping_at: When the stop began, or null: it was killed, or the machine went down.
+        stopped_at: When it was about to leave, or null.
+        cause: What began the stop.
+        code: The exit code that was fixed.
+        live_execs: Ids of the execs live at the stop, at most 100.
+        live_total: How many.
+    """
+
+    schema: int = 1
+    incarnation: str
+    version: str
+    pid: int
+    started_at: float
+    ready_at: float | None = None
+    stopping_at: float | None = None
+    stopped_at: float | None = None
+    cause: str | None = None
+    code: int | None = None
+    live_execs: list[str] = []
+    live_total: int = 0
+
+
+def read_last_words(folder: Path) -> LastWords | None:
+    """Return what the incarnation before left, or None where there is nothing readable."""
+    try:
+        return msgspec.json.decode((folder / NAME).read_bytes(), type=LastWords)
+    except (OSError, msgspec.DecodeError):
+        return None
+
+
+def write_last_words(folder: Path, words: LastWords) -> str | None:
+    """Write them; returns None, or why it could not be done."""
+    fresh = folder / f".{NAME}.{words.pid}"
+    try:
+        fd = os.open(
+            fresh, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC | os.O_NOFOLLOW, 0o644
+        )
+        try:
+            os.write(fd, msgspec.json.encode(words) + b"\n")
+        finally:
+            os.close(fd)
+        fresh.rename(folder / NAME)
+    except OSError as error:
+        with contextlib.suppress(OSError):
+            fresh.unlink()
+        return f"cannot write '{folder / NAME}': {error.strerror}"
+    return None
+
+
+def state_folder(asked: str | None) -> tuple[Path | None, str | None]:
+    """Find or make the state directory.
+
+    Args:
+        asked: --state-dir, or None for /var/lib/runnerd, else $XDG_STATE_HOME/runnerd.
+
+    Returns:
+        The directory and None, or None and why there is none.
+    """
+    places = [asked] if asked else ["/var/lib/runnerd"]
+    home = os.environ.get("XDG_STATE_HOME")
+    if not asked and home:
+        places.append(f"{home}/runnerd")
+    reason = None
+    for place in places:
+        folder = Path(os.path.abspath(place))
+        try:
+            folder.mkdir(mode=0o700, exist_ok=True)
+        except OSError as error:
+            reason = f"no state directory: cannot make '{folder}': {error.strerror}"
+            continue
+        if folder.is_dir() and os.access(folder, os.W_OK | os.X_OK):
+            return folder, None
+        reason = f"no state directory: '{folder}' is not writable"
+    return None, reason

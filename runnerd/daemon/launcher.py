@@ -1,0 +1,179 @@
+"""Turn an accepted start into a job in a shim's hands."""
+
+from __future__ import annotations
+
+import errno
+import os
+from collections.abc import Mapping
+from typing import Final
+
+from runnerd.protocol.errors import RequestError
+from runnerd.protocol.job import Job, pack_job
+from runnerd.protocol.requests import RLIMITS, ExecStart, rlimit_number
+
+from .pipes import Pipes
+from .shims import Shim, ShimPool
+from .users import Account, find_account
+
+_PRIVATE_PREFIX: Final = b"RUNNERD_"
+_PRIVATE_NAMES: Final = frozenset({b"NOTIFY_SOCKET"})  # sd_notify(3): ours alone to talk to
+
+_WHAT: Final = {
+    ("exec", "ENOENT"): "no such program",
+    ("exec", "EACCES"): "not permitted to execute",
+    ("exec", "ENOEXEC"): "not a program the kernel can run (no shell is tried)",
+    ("exec", "E2BIG"): "arguments or environment too long for the kernel",
+    ("exec", "ELOOP"): "too many symbolic links",
+    ("exec", "ENOTDIR"): "a part of the path is no directory",
+    ("exec", "ENAMETOOLONG"): "name too long",
+    ("exec", "ETXTBSY"): "the program is still open for writing",
+    ("cwd", "ENOENT"): "no such directory",
+    ("cwd", "ENOTDIR"): "not a directory",
+    ("cwd", "EACCES"): "not permitted to enter",
+}
+
+
+class Launcher:
+    """Make everything a command needs and hand it to a shim.
+
+    Args:
+        pool: Where shims come from.
+        environment: The daemon's boot environment; RUNNERD_* does not reach commands.
+        user: Who commands run as where the request does not say.
+        cwd: Where they run where it does not say.
+        nofile: The soft and hard limit of descriptors that commands get; ours may be higher.
+        raise_oom_score: Whether commands get a higher oom_score_adj; off only to show what
+            happens without.
+    """
+
+    def __init__(
+        self,
+        pool: ShimPool,
+        environment: Mapping[bytes, bytes],
+        *,
+        user: str | None,
+        cwd: str,
+        nofile: tuple[int, int],
+        raise_oom_score: bool = True,
+    ) -> None:
+        self.cwd = cwd
+        self._pool = pool
+        self._user = user
+        self._nofile = tuple(value % 2**64 for value in nofile)  # -1 is RLIM_INFINITY
+        self._raise_oom_score = raise_oom_score
+        self._environment = {
+            name: value
+            for name, value in environment.items()
+            if not name.startswith(_PRIVATE_PREFIX) and name not in _PRIVATE_NAMES
+        }
+
+    def launch(self, params: ExecStart) -> tuple[Shim, Pipes]:
+        """Hand a job to a shim; what becomes of it, the shim says.
+
+        Returns:
+            The shim, and our ends of the pipes.
+
+        Raises:
+            RequestError: start_failed, with nothing left open or running.
+        """
+        user = params.user or self._user
+        account = None if user is None else find_account(user)
+        job = pack_job(self._job(params, account))
+        try:
+            pipes = Pipes(params, account)
+        except OSError as error:
+            raise spawn_failed(error) from error
+        try:
+            shim = self._pool.take()
+            try:
+                _send_job(shim, pipes, job)
+            except OSError:
+                shim.close()
+                shim.kill()
+                raise
+        except OSError as error:
+            pipes.close()
+            raise spawn_failed(error) from error
+        pipes.given()
+        return shim, pipes
+
+    def _job(self, params: ExecStart, account: Account | None) -> Job:
+        rlimits = {RLIMITS["nofile"]: self._nofile} | {
+            RLIMITS[name]: (rlimit_number(soft), rlimit_number(hard))
+            for name, (soft, hard) in params.rlimits.items()
+        }
+        return Job(
+            argv=tuple(argument.encode() for argument in params.argv),
+            env=self._env(params, account),
+            cwd=(params.cwd or self.cwd).encode(),
+            user=None if account is None else account.switch,
+            umask=params.umask,
+            nice=params.nice,
+            oom_score_adj=params.oom_score_adj if self._raise_oom_score else None,
+            no_new_privs=params.no_new_privs,
+            ctty=False,
+            rlimits=tuple((number, soft, hard) for number, (soft, hard) in rlimits.items()),
+        )
+
+    def _env(self, params: ExecStart, account: Account | None) -> tuple[bytes, ...]:
+        changes: dict[bytes, bytes | None] = {}
+        if params.env_mode == "extend" and account is not None:
+            changes |= account.environment()
+        changes |= {
+            name.encode(): None if value is None else value.encode()
+            for name, value in params.env.items()
+        }
+        merged = (self._environment if params.env_mode == "extend" else {}) | changes
+        return tuple(
+            b"%s=%s" % (name, value) for name, value in merged.items() if value is not None
+        )
+
+
+def _send_job(shim: Shim, pipes: Pipes, job: bytes) -> None:
+    memfd = os.memfd_create("job", os.MFD_CLOEXEC)
+    try:
+        rest = memoryview(job)
+        while rest:
+            rest = rest[os.write(memfd, rest) :]
+        shim.send_job([*pipes.theirs, memfd])
+    finally:
+        os.close(memfd)
+
+
+def spawn_failed(error: OSError) -> RequestError:
+    """Make the error for a start that never reached a shim: no process, pipe or memory."""
+    return start_failed(
+        "spawn", error.errno or errno.EIO, f"cannot start a process: {error.strerror}"
+    )
+
+
+def start_failed(stage: str, number: int, message: str) -> RequestError:
+    """Make a start_failed error."""
+    name = errno.errorcode.get(number, str(number))
+    retryable = name in ("EAGAIN", "ENOMEM", "EMFILE", "ENFILE", "ETXTBSY")
+    return RequestError(
+        "start_failed", message, stage=stage, errno=number, errno_name=name, retryable=retryable
+    )
+
+
+def explain_failure(
+    stage: str, number: int, params: ExecStart, cwd: str, *, interpreter: bool
+) -> RequestError:
+    """Make the error for what a shim reported, in words that name the thing at fault."""
+    name = errno.errorcode.get(number, str(number))
+    if stage == "exec" and interpreter:
+        message = f"cannot execute '{params.argv[0]}': its interpreter does not exist"
+        return start_failed(stage, number, message)
+    subject = {
+        "exec": f"cannot execute '{params.argv[0][:200]}'",
+        "cwd": f"cannot enter '{cwd}'",
+        "user": f"cannot become user '{params.user}'",
+        "groups": f"cannot take the groups of '{params.user}'",
+        "rlimit": "cannot set the resource limits asked for",
+        "nice": f"cannot set nice {params.nice}",
+        "killed": "the process was killed before it became the command",
+    }.get(stage, f"cannot start the command (stage {stage})")
+    if stage == "killed":
+        return start_failed(stage, errno.EINTR, f"{subject}, by signal {number}")
+    what = _WHAT.get((stage, name)) or os.strerror(number).lower()
+    return start_failed(stage, number, f"{subject}: {what}")

@@ -1,0 +1,63 @@
+"""Kernel calls the standard library does not offer, by ctypes. Each names its man page."""
+
+from __future__ import annotations
+
+import ctypes
+import os
+from typing import Final
+
+PR_SET_NAME: Final = 15
+PR_GET_DUMPABLE: Final = 3
+PR_SET_DUMPABLE: Final = 4
+PR_SET_CHILD_SUBREAPER: Final = 36
+SO_PEERPIDFD: Final = 77  # Linux 6.5; `socket` has no name for it up to 3.13
+CAP_SETUID: Final = 7
+CAP_SYS_RESOURCE: Final = 24
+
+_LIBC: Final = ctypes.CDLL(None, use_errno=True)
+
+
+def prctl(option: int, argument: int | bytes = 0) -> int:
+    """Call the kernel by prctl(2), with one argument.
+
+    Raises:
+        OSError: As the call says.
+    """
+    word: object = argument if isinstance(argument, bytes) else ctypes.c_ulong(argument)
+    result: int = _LIBC.prctl(option, word, ctypes.c_ulong(0), ctypes.c_ulong(0), ctypes.c_ulong(0))
+    if result < 0:
+        number = ctypes.get_errno()
+        raise OSError(number, os.strerror(number))
+    return result
+
+
+def has_capability(number: int) -> bool:
+    """Say whether this process has a capability in its effective set, see capabilities(7)."""
+    try:
+        with open("/proc/self/status", "rb") as file:
+            for line in file:
+                if line.startswith(b"CapEff:"):
+                    return bool(int(line.split()[1], 16) >> number & 1)
+    except OSError:
+        pass
+    return False
+
+
+def set_title(title: str) -> None:
+    """Show `title` as this process's command line, so that `pkill -f python` does not hit it.
+
+    The kernel keeps where the arguments lie (proc_pid_stat(5), arg_start and arg_end); they are
+    ours to write. A last byte that is not NUL tells the kernel that a title was set, so it shows
+    the text up to the first NUL. Nothing happens where the room cannot be found.
+    """
+    try:
+        with open("/proc/self/stat", "rb") as file:
+            fields = file.read().rpartition(b") ")[2].split()
+    except OSError:
+        return
+    start, end = int(fields[45]), int(fields[46])
+    room = end - start
+    if start <= 0 or room < 2:
+        return
+    text = title.encode()[: room - 2]
+    ctypes.memmove(start, text + b"\0" * (room - 1 - len(text)) + b".", room)

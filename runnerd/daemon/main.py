@@ -1,0 +1,84 @@
+"""`runnerd`: put the parts together, serve, and leave with a status that tells the truth."""
+
+from __future__ import annotations
+
+import os
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, NoReturn
+
+from .guard import CAUSE_ERROR, Guard, set_up_guard
+
+if TYPE_CHECKING:
+    from .options import Options
+
+EX_CANTCREAT = 73  # sysexits.h
+EX_SOFTWARE = 70
+_SHIM = Path(__file__).parent.parent / "_native" / "runnerd-shim"
+
+
+def main() -> None:
+    """Run `runnerd`; does not return."""
+    # First of all, before the slow imports: from here on a TERM is an orderly stop.
+    from .boot import fill_standard_fds
+
+    fill_standard_fds()
+    guard = set_up_guard()
+    from .options import EX_CONFIG, ConfigError, parse_options
+
+    try:
+        options = parse_options(sys.argv[1:], os.environ, str(_SHIM))
+    except ConfigError as error:
+        _leave(EX_CONFIG, f"runnerd: {error}")
+    code = 0
+    try:
+        code = _serve(options, guard)
+    except SystemExit:
+        raise
+    except BaseException as error:  # noqa: BLE001 - the last place before the process ends
+        import traceback
+
+        traceback.print_exception(error)
+        guard.arm(EX_SOFTWARE, CAUSE_ERROR)
+        code = guard.code()
+    _leave(code)
+
+
+def _leave(code: int, message: str | None = None) -> NoReturn:
+    # Without the interpreter's tear-down: nothing of it is needed, and it could get stuck.
+    if message is not None:
+        os.write(2, message.encode("utf-8", "replace") + b"\n")
+    os._exit(code)
+
+
+def _serve(options: Options, guard: Guard) -> int:
+    from runnerd.protocol.errors import RequestError
+
+    from .listening import Listener, SocketError
+    from .options import EX_CONFIG
+    from .users import find_account
+
+    if options.user is not None:
+        try:
+            find_account(options.user)
+        except RequestError as error:
+            _leave(EX_CONFIG, f"runnerd: --user: {error}")
+    try:
+        listener = Listener(
+            options.socket,
+            mode=options.socket_mode,
+            owner=options.socket_owner,
+            group=options.socket_group,
+        )
+    except SocketError as error:
+        _leave(EX_CANTCREAT, f"runnerd: {error}")
+    try:
+        from .run import run_daemon
+
+        return run_daemon(options, guard, listener)
+    finally:
+        listener.close()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,411 @@
+"""What each method does: one function a method, called in the order the requests came.
+
+None of them waits. Those whose answer comes later (start, wait, cancel, write, signal) leave a
+callback behind, so no request needs a task, a thread or a process of its own.
+"""
+
+from __future__ import annotations
+
+import functools
+import time
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any, Final
+
+from runnerd.core.flow import Subscription
+from runnerd.core.life import State
+from runnerd.protocol.answers import (
+    AttachAnswer,
+    CancelAnswer,
+    Empty,
+    Exit,
+    HelloAnswer,
+    ListAnswer,
+    SignalAnswer,
+    StartAnswer,
+    WriteAnswer,
+)
+from runnerd.protocol.codec import Codec, Request, RequestId
+from runnerd.protocol.errors import RequestError
+from runnerd.protocol.requests import (
+    METHODS,
+    PROTOCOL_VERSIONS,
+    DaemonMetrics,
+    ExecAck,
+    ExecAttach,
+    ExecCancel,
+    ExecDetach,
+    ExecInspect,
+    ExecList,
+    ExecSignal,
+    ExecStart,
+    ExecWait,
+    ExecWrite,
+    Hello,
+    NoParams,
+    Params,
+)
+
+from .inspecting import daemon_info, exec_info
+from .metrics import exposition
+from .running import Running
+
+if TYPE_CHECKING:
+    from .connection import Connection
+    from .service import Service
+
+
+class Call:
+    """One request being served.
+
+    Attributes:
+        service: The daemon's shared parts.
+        connection: Where it came from and its answer goes.
+    """
+
+    __slots__ = ("_id", "connection", "service")
+
+    def __init__(
+        self, service: Service, connection: Connection, request_id: RequestId | None
+    ) -> None:
+        self.service = service
+        self.connection = connection
+        self._id = request_id
+
+    def answer(self, outcome: object) -> None:
+        """Send the answer or the error."""
+        if isinstance(outcome, RequestError):
+            self.connection.fail(self._id, outcome)
+        else:
+            self.connection.answer(self._id, outcome)  # type: ignore[arg-type]
+
+
+def dispatch(service: Service, connection: Connection, codec: Codec, request: Request) -> None:
+    """Serve one request.
+
+    Raises:
+        RequestError: What its answer says; nothing was changed.
+    """
+    kind = METHODS.get(request.method)
+    if kind is None:
+        raise RequestError("method_unknown", f"there is no method '{request.method[:64]}'")
+    if not connection.is_open and request.method != "hello":
+        raise RequestError("hello_required", f"send hello before {request.method}")
+    params = codec.params(request.params, kind)
+    if request.id is None and request.method != "exec.ack":
+        raise RequestError("invalid_request", "only exec.ack may be sent without an id")
+    call = Call(service, connection, request.id)
+    _serve(call, request.method, params)
+
+
+def _serve(call: Call, method: str, params: Params) -> None:
+    exec_id = getattr(params, "exec_id", None)
+    if exec_id is not None and method not in ("exec.start", "exec.cancel"):
+        running = call.service.running.get(exec_id)
+        # In order: one that names an exec still starting waits for it. A cancel does not.
+        if running is not None and running.when_started(
+            functools.partial(_serve_later, call, method, params)
+        ):
+            return
+    HANDLERS[method](call, params)
+
+
+def _serve_later(call: Call, method: str, params: Params) -> None:
+    try:
+        HANDLERS[method](call, params)
+    except RequestError as error:
+        call.answer(error)
+    except Exception as error:  # noqa: BLE001 - stray: answered, counted, survived
+        call.service.stray(error, "request", method=method)
+        call.answer(RequestError("internal", "the request failed inside runnerd"))
+
+
+def _hello(call: Call, params: Hello) -> None:
+    service = call.service
+    spoken = [version for version in params.protocol if version in PROTOCOL_VERSIONS]
+    if not spoken:
+        raise RequestError(
+            "protocol_unsupported",
+            f"none of {params.protocol[:8]} is spoken here",
+            supported=list(PROTOCOL_VERSIONS),
+        )
+    if params.incarnation not in (None, service.incarnation):
+        raise RequestError(
+            "incarnation_changed",
+            f"this is incarnation {service.incarnation}, not {params.incarnation}",
+        )
+    call.connection.is_open = True
+    call.connection.client = params.client
+    call.answer(
+        HelloAnswer(
+            protocol=spoken[0],
+            incarnation=service.incarnation,
+            version=service.version,
+            features=service.features,
+            limits=service.limits,
+            starts=service.registry.starts,
+        )
+    )
+
+
+def _ping(call: Call, _params: NoParams) -> None:
+    call.answer(Empty())
+
+
+def _start(call: Call, params: ExecStart) -> None:
+    def started(outcome: Running | RequestError) -> None:
+        if isinstance(outcome, RequestError):
+            call.answer(outcome)
+            return
+        call.answer(_start_answer(call, outcome, params))
+
+    call.service.start(params, started)
+
+
+def _start_answer(call: Call, running: Running, params: ExecStart) -> StartAnswer | RequestError:
+    its_exec, subscription = running.exec, None
+    if params.attach is not None and not call.connection.is_gone:
+        attach = params.attach
+        subscription = call.connection.subscribe(
+            running,
+            lambda number: Subscription(
+                number,
+                its_exec.transcript,
+                streams=attach.streams,
+                window_bytes=attach.window_bytes,
+            ),
+        )
+    assert its_exec.pid is not None
+    return StartAnswer(
+        exec_id=its_exec.exec_id,
+        pid=its_exec.pid,
+        created=True,
+        starts=its_exec.number,
+        oom_score_adj=its_exec.oom_score_adj,
+        subscription=None if subscription is None else subscription.number,
+    )
+
+
+def _attach(call: Call, params: ExecAttach) -> None:
+    running = call.service.known(params.exec_id)
+    its_exec = running.exec
+    if its_exec.transcript.state == "evicted":
+        raise RequestError(
+            "exec_evicted",
+            f"the output of exec '{its_exec.exec_id}' is no longer kept",
+            exit=its_exec.exit,
+        )
+    subscription = call.connection.subscribe(
+        running,
+        lambda number: Subscription(
+            number,
+            its_exec.transcript,
+            streams=params.streams,
+            after=params.after,
+            window_bytes=params.window_bytes,
+        ),
+    )
+    call.answer(
+        AttachAnswer(
+            subscription=subscription.number,
+            state=its_exec.state.shown,  # type: ignore[arg-type]
+            pid=its_exec.pid if its_exec.status is None else None,
+            first_seq=its_exec.transcript.first_seq,
+            last_seq=its_exec.transcript.last_seq,
+        )
+    )
+
+
+def _detach(call: Call, params: ExecDetach) -> None:
+    call.connection.unsubscribe(params.subscription)
+    call.answer(Empty())
+
+
+def _ack(call: Call, params: ExecAck) -> None:
+    subscription, running = call.connection.subscription(params.subscription)
+    subscription.ack(params.seq)
+    running.reader_advanced()
+    call.connection.wake(subscription)
+    call.answer(Empty())
+
+
+def _write(call: Call, params: ExecWrite) -> None:
+    running = call.service.known(params.exec_id)
+
+    def reply(outcome: WriteAnswer | RequestError) -> None:
+        call.answer(outcome)
+
+    running.write(params, reply)
+
+
+def _signal(call: Call, params: ExecSignal) -> None:
+    running = call.service.known(params.exec_id)
+    if not running.exec.is_live or (params.to == "command" and running.exec.status is not None):
+        raise RequestError(
+            "exec_ended", f"exec '{params.exec_id}' has ended; nothing was signalled"
+        )
+
+    def reply(outcome: int | RequestError) -> None:
+        call.answer(
+            outcome if isinstance(outcome, RequestError) else SignalAnswer(signalled=outcome)
+        )
+
+    running.signal(params.number, params.to, reply)
+
+
+def _cancel(call: Call, params: ExecCancel) -> None:
+    service = call.service
+    running = service.running.get(params.exec_id)
+    if running is None:
+        if not params.tombstone:
+            raise RequestError("exec_unknown", f"there is no exec '{params.exec_id}'")
+        service.registry.bury(params.exec_id, time.monotonic())
+        call.answer(CancelAnswer(outcome="tombstoned"))
+        return
+    its_exec = running.exec
+    if its_exec.state is State.CLOSED:
+        call.answer(CancelAnswer(outcome="already_ended", exit=its_exec.exit))
+        return
+    running.end("cancelled", params.grace_s)
+
+    def check() -> None:
+        answer = _cancel_answer(running, wait=params.wait)
+        if answer is None:
+            running.when_ended(check)
+        else:
+            call.answer(answer)
+
+    check()
+
+
+def _cancel_answer(running: Running, *, wait: bool) -> CancelAnswer | None:
+    its_exec = running.exec
+    if not its_exec.is_live:
+        return CancelAnswer(outcome="ended", receipt=its_exec.receipt, exit=its_exec.exit)
+    if its_exec.survivors:
+        return CancelAnswer(outcome="survivors", receipt=its_exec.receipt, exit=its_exec.exit)
+    if not wait and running.end_confirmed:
+        return CancelAnswer(outcome="ending", receipt=its_exec.receipt, exit=its_exec.exit)
+    return None
+
+
+def _wait(call: Call, params: ExecWait) -> None:
+    running = call.service.known(params.exec_id)
+    waiting = Waiting(call, running, params)
+    waiting.check()
+
+
+class Waiting:
+    """One exec.wait: answered by the end it waits for or by its timeout, whichever is first."""
+
+    def __init__(self, call: Call, running: Running, params: ExecWait) -> None:
+        self._call = call
+        self._running = running
+        self._until = params.until
+        self._done = False
+        self._timer = None
+        if params.timeout_s is not None:
+            self._timer = call.service.poller.call_at(
+                time.monotonic() + params.timeout_s, self, self._timed_out
+            )
+
+    def stray(self, error: Exception) -> None:
+        """Its own failure."""
+        self._call.service.stray(error, "request", method="exec.wait")
+
+    def check(self) -> None:
+        """Answer if it is time, else wait on."""
+        its_exec = self._running.exec
+        if self._done or self._call.connection.is_gone:
+            return
+        if its_exec.exit is not None and (self._until == "exited" or not its_exec.is_live):
+            self._finish(its_exec.exit)
+        elif self._until == "exited":
+            self._running.when_exited(self._finish)
+        else:
+            self._running.when_ended(self.check)
+
+    def _finish(self, outcome: Exit | RequestError) -> None:
+        if self._done:
+            return
+        self._done = True
+        if self._timer is not None:
+            self._timer.cancel()
+        self._call.answer(outcome)
+
+    def _timed_out(self) -> None:
+        self._running.forget_waiter(self._finish)
+        self._running.forget_waiter(self.check)
+        self._finish(
+            RequestError("wait_timeout", f"exec '{self._running.exec.exec_id}' has not ended yet")
+        )
+
+
+def _inspect(call: Call, params: ExecInspect) -> None:
+    running = call.service.known(params.exec_id)
+    call.answer(exec_info(call.service, running, usage=params.usage, holders=True))
+
+
+def _list(call: Call, params: ExecList) -> None:
+    service = call.service
+    execs, cursor = service.registry.page(
+        params.cursor,
+        params.limit,
+        states=None if params.state is None else frozenset(params.state),
+        labels=params.labels,
+    )
+    infos = [
+        exec_info(service, service.running[each.exec_id], usage=params.usage) for each in execs
+    ]
+    call.answer(ListAnswer(execs=infos, next_cursor=cursor))
+
+
+def _info(call: Call, _params: NoParams) -> None:
+    call.answer(daemon_info(call.service))
+
+
+def _metrics(call: Call, params: DaemonMetrics) -> None:
+    call.answer(exposition(call.service, params.format))
+
+
+def _drain(call: Call, _params: NoParams) -> None:
+    if call.service.registry.state == "serving":
+        call.service.registry.state = "draining"
+        call.service.log.info("draining", connection=call.connection.number)
+    call.answer(Empty())
+
+
+def _undrain(call: Call, _params: NoParams) -> None:
+    registry = call.service.registry
+    if registry.state == "stopping":
+        raise RequestError("stopping", "the daemon is stopping")
+    if registry.state == "draining":
+        registry.state = "serving"
+        call.service.log.info("serving_again", connection=call.connection.number)
+    call.answer(Empty())
+
+
+def _stop(call: Call, _params: NoParams) -> None:
+    call.answer(Empty())
+    call.service.stop_asked()
+
+
+# Each takes its own kind of Params, as METHODS pairs them; no type can say so for a mapping.
+HANDLERS: Final[dict[str, Callable[[Call, Any], None]]] = {
+    "hello": _hello,
+    "ping": _ping,
+    "exec.start": _start,
+    "exec.attach": _attach,
+    "exec.detach": _detach,
+    "exec.ack": _ack,
+    "exec.write": _write,
+    "exec.signal": _signal,
+    "exec.cancel": _cancel,
+    "exec.wait": _wait,
+    "exec.inspect": _inspect,
+    "exec.list": _list,
+    "daemon.info": _info,
+    "daemon.metrics": _metrics,
+    "daemon.drain": _drain,
+    "daemon.undrain": _undrain,
+    "daemon.stop": _stop,
+}

@@ -1,0 +1,219 @@
+"""The command line of `runnerd`, and the same options as RUNNERD_* variables."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import resource
+from collections.abc import Mapping
+from typing import Final, NoReturn
+
+import msgspec
+
+import runnerd
+from runnerd.core.bounds import Bounds
+
+from .log import LEVELS, Level
+
+EX_USAGE: Final = 64  # sysexits.h
+EX_CONFIG: Final = 78
+
+_NOFILE_RESERVED: Final = 128
+_FDS_OF_AN_EXEC: Final = 6
+_LIVE_EXECS_MIN: Final = 8
+
+
+class ConfigError(Exception):
+    """The configuration is bad; the daemon exits 78."""
+
+
+class Options(msgspec.Struct, kw_only=True):
+    """What the daemon was told.
+
+    Attributes:
+        socket: Where to listen.
+        socket_mode: Permission bits of the socket.
+        socket_owner, socket_group: Whom it is given to.
+        allow_uids: Peers besides our own user and root.
+        user: Who commands run as by default.
+        cwd: Where they run by default.
+        state_dir: Where to keep what outlives the daemon.
+        ready_fd: Written `ready` and closed once the socket answers.
+        oom_score: lower (as far as the kernel lets us) or keep.
+        raise_oom_score: Whether commands get 900.
+        log_level: The least level logged.
+        shim: The shim's binary.
+        bounds: The limits in force.
+    """
+
+    socket: str
+    socket_mode: int
+    socket_owner: str | None
+    socket_group: str | None
+    allow_uids: frozenset[int]
+    user: str | None
+    cwd: str
+    state_dir: str | None
+    ready_fd: int | None
+    oom_score: str
+    raise_oom_score: bool
+    log_level: Level
+    shim: str
+    bounds: Bounds
+
+
+class _Parser(argparse.ArgumentParser):
+    serve_options: frozenset[str] = frozenset()
+
+    def error(self, message: str) -> NoReturn:
+        self.print_usage()
+        self.exit(EX_USAGE, f"runnerd: {message}\n")
+
+
+def parse_options(argv: list[str], environ: Mapping[str, str], shim: str) -> Options:
+    """Read the command line, and RUNNERD_* where it is silent.
+
+    Args:
+        argv: Without the program's name.
+        environ: The boot environment.
+        shim: The shim that came with the package.
+
+    Raises:
+        SystemExit: 64 for bad usage, 0 for --help and --version.
+        ConfigError: For a bad RUNNERD_* variable or a setting that cannot work.
+    """
+    if "RUNNERD_TOKEN" in environ:
+        raise ConfigError(
+            "RUNNERD_TOKEN: a token in the environment can be read by others; it is not taken"
+        )
+    parser = _parser(shim)
+    if argv[:1] == ["serve"]:
+        # In front of the command line's own options, so that those win.
+        argv = ["serve", *_from_environment(environ, parser.serve_options), *argv[1:]]
+    given = parser.parse_args(argv)
+    if given.command != "serve":
+        parser.error("say what to do: runnerd serve")
+    return _options(given)
+
+
+def _parser(shim: str) -> _Parser:
+    parser = _Parser(
+        prog="runnerd",
+        description="Run commands inside a sandbox, over a Unix socket.",
+        epilog="Exit codes: 0 asked to stop, 64 bad usage, 70 uncaught error, 73 socket cannot "
+        "be had, 78 bad configuration.",
+    )
+    parser.add_argument("--version", action="version", version=f"runnerd {runnerd.__version__}")
+    commands = parser.add_subparsers(dest="command", metavar="COMMAND", parser_class=_Parser)
+    serve = commands.add_parser(
+        "serve",
+        help="serve until asked to stop",
+        description="Serve until asked to stop. Every option can also be given as a variable: "
+        "--socket-mode is RUNNERD_SOCKET_MODE; the command line wins.",
+    )
+    add = serve.add_argument
+    add("--socket", metavar="PATH", help="default: /run/runnerd/runnerd.sock for root, else "
+        "$XDG_RUNTIME_DIR/runnerd/runnerd.sock")  # fmt: skip
+    add("--socket-mode", metavar="OCTAL", default="0600", help="default: %(default)s")
+    add("--socket-owner", metavar="USER", help="give the socket to this user")
+    add("--socket-group", metavar="GROUP", help="give the socket to this group")
+    add("--allow-uid", metavar="UID", action="append", default=[],
+        help="let this user in besides our own and root; may be repeated")  # fmt: skip
+    add("--user", metavar="USER", help="who commands run as where a start does not say")
+    add("--cwd", metavar="DIR", default="/", help="where they run; default: %(default)s")
+    add("--state-dir", metavar="DIR", help="what outlives the daemon; default: /var/lib/runnerd, "
+        "else $XDG_STATE_HOME/runnerd, else none")  # fmt: skip
+    add("--ready-fd", metavar="N", type=int, help="write `ready` there once the socket answers")
+    add("--oom-score", choices=("lower", "keep"), default="lower",
+        help="lower our own oom_score_adj as far as the kernel lets; default: %(default)s")  # fmt: skip
+    add("--command-oom-score", choices=("raise", "keep"), default="raise",
+        help="raise commands' oom_score_adj to 900; keep shows what happens without")  # fmt: skip
+    add("--log-level", choices=LEVELS, default="info", help="default: %(default)s")
+    add("--shim", metavar="PATH", default=shim, help="default: the one in this package")
+    limits = serve.add_argument_group("limits")
+    for field in msgspec.structs.fields(Bounds):
+        limits.add_argument(
+            "--" + field.name.replace("_", "-"),
+            metavar="N",
+            type=float if field.type is float or field.type == "float" else int,
+            help=f"default: {field.default}",
+        )
+    parser.serve_options = frozenset(serve._option_string_actions)  # noqa: SLF001
+    return parser
+
+
+def _from_environment(environ: Mapping[str, str], known: frozenset[str]) -> list[str]:
+    """Turn RUNNERD_* into options; others of that prefix are somebody else's."""
+    found: list[str] = []
+    for name, value in sorted(environ.items()):
+        option = "--" + name.removeprefix("RUNNERD_").lower().replace("_", "-")
+        if name.startswith("RUNNERD_") and option in known and option != "--help":
+            values = value.split(",") if option == "--allow-uid" else [value]
+            found += [f"{option}={each}" for each in values]
+    return found
+
+
+def _options(given: argparse.Namespace) -> Options:
+    try:
+        mode = int(given.socket_mode, 8)
+    except ValueError as error:
+        raise ConfigError(f"--socket-mode: '{given.socket_mode}' is no octal number") from error
+    if not 0 <= mode <= 0o777:
+        raise ConfigError(f"--socket-mode: {given.socket_mode} is not between 0 and 0777")
+    if any(not uid.isdigit() for uid in given.allow_uid):
+        raise ConfigError(f"--allow-uid: {', '.join(given.allow_uid)} is no uid")
+    if not given.cwd.startswith("/"):
+        raise ConfigError(f"--cwd: '{given.cwd}' is not an absolute path")
+    if not os.access(given.shim, os.X_OK):
+        raise ConfigError(f"--shim: '{given.shim}' is not there or not executable")
+    return Options(
+        socket=given.socket or default_socket(),
+        socket_mode=mode,
+        socket_owner=given.socket_owner,
+        socket_group=given.socket_group,
+        allow_uids=frozenset(map(int, given.allow_uid)),
+        user=given.user,
+        cwd=given.cwd,
+        state_dir=given.state_dir,
+        ready_fd=given.ready_fd,
+        oom_score=given.oom_score,
+        raise_oom_score=given.command_oom_score == "raise",
+        log_level=given.log_level,
+        shim=os.path.abspath(given.shim),
+        bounds=_bounds(given),
+    )
+
+
+def default_socket() -> str:
+    """Return where to listen where nothing was said.
+
+    Raises:
+        ConfigError: If there is no place for it.
+    """
+    runtime = os.environ.get("XDG_RUNTIME_DIR")
+    if os.geteuid() == 0 or os.access("/run/runnerd", os.W_OK):
+        return "/run/runnerd/runnerd.sock"
+    if runtime:
+        return f"{runtime}/runnerd/runnerd.sock"
+    raise ConfigError("no place for the socket: XDG_RUNTIME_DIR is not set; say --socket PATH")
+
+
+def _bounds(given: argparse.Namespace) -> Bounds:
+    asked = {}
+    for field in msgspec.structs.fields(Bounds):
+        value = getattr(given, field.name)
+        if value is None:
+            continue
+        if not value > 0:
+            raise ConfigError(f"--{field.name.replace('_', '-')}: {value} is not above 0")
+        asked[field.name] = value
+    hard = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
+    if hard == resource.RLIM_INFINITY:
+        hard = 2**20
+    fitting = {
+        "live_execs_max": max(
+            _LIVE_EXECS_MIN, min(1024, (hard - _NOFILE_RESERVED) // _FDS_OF_AN_EXEC)
+        ),
+        "connections_max": max(16, min(512, hard // 4)),
+    }
+    return Bounds(**(fitting | asked))

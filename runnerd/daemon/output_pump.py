@@ -1,0 +1,184 @@
+"""Read one exec's output pipes into its transcript, and know when that is done.
+
+Three times, three rules. While the command runs, pipes are read as long as its gate is open. At
+its exit, what is in them then is read whatever the gate or the clock says, and the rest until
+EOF or the end of the drain. Once the exit is published, leftovers are read slowly and thrown
+away: closed pipes would kill a server at its next log line, full ones would stop it.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Callable
+from typing import Literal
+
+from runnerd.core.bounds import CHUNK_BYTES
+from runnerd.core.execs import Exec
+
+from .pipes import Pipes, bytes_waiting
+from .poller import EPOLLIN, Owner, Poller, Timer
+
+_DISCARD_PAUSE_S = 0.05  # 64 KiB each: leftovers write 1.3 MB/s at most, at 20 wake-ups a second
+_STREAMS: tuple[Literal[0], Literal[1]] = (0, 1)
+
+
+class OutputPump:
+    """The reading side of one exec.
+
+    Args:
+        its_exec: Whose output; gets output().
+        pipes: Whose descriptors; closed here at EOF.
+        tail_bytes: Says what its tail may cost now.
+        owner: Who is told of a failure.
+        on_output: Called after records were added.
+        on_eof: Called once both pipes are at EOF.
+    """
+
+    def __init__(
+        self,
+        its_exec: Exec,
+        pipes: Pipes,
+        poller: Poller,
+        *,
+        tail_bytes: Callable[[], int],
+        owner: Owner,
+        on_output: Callable[[], None],
+        on_eof: Callable[[], None],
+    ) -> None:
+        self._exec = its_exec
+        self._pipes = pipes
+        self._poller = poller
+        self._tail_bytes = tail_bytes
+        self._owner = owner
+        self._on_output = on_output
+        self._on_eof = on_eof
+        self._watching = [False, False]
+        self._discarding = False
+        self._resume: Timer | None = None
+
+    @property
+    def at_eof(self) -> bool:
+        """Whether nothing can come any more."""
+        return self._pipes.output == [None, None]
+
+    @property
+    def is_waiting(self) -> bool:
+        """Whether the gate holds the reading back."""
+        return not self.at_eof and not any(self._watching) and self._resume is None
+
+    def start(self) -> None:
+        """Begin to read."""
+        self.gate_changed()
+
+    def gate_changed(self) -> None:
+        """Watch the pipes if the gate is open; to be called whenever a reader got further."""
+        if self._discarding or not self._may_read():
+            return
+        for stream in _STREAMS:
+            self._watch(stream)
+
+    def _may_read(self) -> bool:
+        return self._exec.gate.may_read(self._exec.transcript, self._tail_bytes())
+
+    def _watch(self, stream: Literal[0, 1]) -> None:
+        fd = self._pipes.output[stream]
+        if fd is None or self._watching[stream]:
+            return
+        self._watching[stream] = True
+        self._poller.watch(fd, EPOLLIN, lambda _events: self._readable(stream), self._owner)
+
+    def _unwatch(self, stream: int) -> None:
+        fd = self._pipes.output[stream]
+        if fd is not None and self._watching[stream]:
+            self._watching[stream] = False
+            self._poller.unwatch(fd)
+
+    def _readable(self, stream: Literal[0, 1]) -> None:
+        if self._discarding:
+            self._discard(stream)
+            return
+        if not self._may_read():
+            # Unwatched, not watched for nothing: a hang-up is reported all the same.
+            self._unwatch(0)
+            self._unwatch(1)
+            return
+        self._read(stream)
+        if self.at_eof:
+            self._on_eof()
+
+    def _read(self, stream: Literal[0, 1]) -> int:
+        """Read once; returns the bytes, 0 at EOF or where nothing waits."""
+        fd = self._pipes.output[stream]
+        if fd is None:
+            return 0
+        try:
+            data = os.read(fd, CHUNK_BYTES)
+        except BlockingIOError:
+            return 0
+        if not data:
+            self._close(stream)
+            return 0
+        self._exec.output(stream, data, time.monotonic())
+        self._on_output()
+        return len(data)
+
+    def _close(self, stream: int) -> None:
+        fd = self._pipes.output[stream]
+        if fd is not None:
+            self._unwatch(stream)
+            self._pipes.output[stream] = None
+            os.close(fd)
+
+    def drain(self) -> bool:
+        """Read all that is in the pipes now, whatever the gate says.
+
+        Returns:
+            Whether both are at EOF; else go on until on_eof or the drain's end.
+        """
+        for stream in _STREAMS:
+            fd = self._pipes.output[stream]
+            if fd is None:
+                continue
+            rest = bytes_waiting(fd)
+            while rest > 0:
+                size = self._read(stream)
+                if not size:
+                    break
+                rest -= size
+            if rest <= 0 and self._may_read():
+                self._read(stream)  # most often EOF, which spares the wait for it
+        if not self.at_eof:
+            self.gate_changed()
+        return self.at_eof
+
+    def discard(self) -> None:
+        """From now on throw away what comes; it is counted."""
+        self._discarding = True
+        for stream in _STREAMS:
+            self._watch(stream)
+
+    def _discard(self, stream: Literal[0, 1]) -> None:
+        self._read(stream)
+        self._unwatch(0)
+        self._unwatch(1)
+        if not self.at_eof and self._resume is None:
+            self._resume = self._poller.call_at(
+                time.monotonic() + _DISCARD_PAUSE_S, self._owner, self._resumed
+            )
+
+    def _resumed(self) -> None:
+        self._resume = None
+        for stream in _STREAMS:
+            self._watch(stream)
+
+    def close(self) -> None:
+        """Close what is open; nothing is called any more."""
+        if self._resume is not None:
+            self._resume.cancel()
+        for stream in _STREAMS:
+            self._close(stream)
+
+    def inodes(self) -> set[int]:
+        """Return the inodes of the pipes still open."""
+        return {os.fstat(fd).st_ino for fd in self._pipes.output if fd is not None}

@@ -1,0 +1,90 @@
+"""The pipes between the daemon and one command, and what is done with the daemon's ends."""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import os
+import struct
+import termios
+from typing import Final
+
+from runnerd.protocol.requests import ExecStart
+
+from .users import Account
+
+DEV_NULL: Final = os.open("/dev/null", os.O_RDWR | os.O_CLOEXEC)
+
+
+class Pipes:
+    """The three streams of one exec: ours to read and write, theirs to hand over.
+
+    The two ends of a pipe are descriptions of their own, so O_NONBLOCK on ours does not reach
+    the command. They are real pipes, not sockets: a command may open /dev/stdout.
+
+    Args:
+        params: Which streams are wanted.
+        account: The user who has to be able to open them through /dev/stdout.
+
+    Raises:
+        OSError: If a descriptor cannot be had; nothing is left open then.
+    """
+
+    def __init__(self, params: ExecStart, account: Account | None) -> None:
+        self.stdin: int | None = None
+        self.output: list[int | None] = [None, None]
+        self.theirs: list[int] = []
+        self._given: list[int] = []
+        self._account = account
+        try:
+            self.theirs.append(self._stdin() if params.stdin == "pipe" else DEV_NULL)
+            self.theirs.append(self._output(0))
+            if params.stderr == "pipe":
+                self.theirs.append(self._output(1))
+            else:
+                self.theirs.append(self.theirs[1] if params.stderr == "stdout" else DEV_NULL)
+        except OSError:
+            self.close()
+            raise
+
+    def _pipe(self, theirs: int) -> tuple[int, int]:
+        ends = os.pipe2(os.O_CLOEXEC)
+        self._given.append(ends[theirs])
+        os.set_blocking(ends[1 - theirs], False)
+        account = self._account
+        if account is not None and account.switch is not None:
+            try:
+                os.fchown(ends[theirs], account.uid, account.gid)
+            except OSError:
+                # Without CAP_CHOWN: only who reaches /proc/PID/fd of this exec can open it.
+                with contextlib.suppress(OSError):
+                    os.fchmod(ends[theirs], 0o666)
+        return ends
+
+    def _stdin(self) -> int:
+        reader, self.stdin = self._pipe(0)
+        return reader
+
+    def _output(self, stream: int) -> int:
+        self.output[stream], writer = self._pipe(1)
+        return writer
+
+    def given(self) -> None:
+        """The command has its ends: close ours of them, or EOF would never come."""
+        for fd in self._given:
+            os.close(fd)
+        self._given.clear()
+
+    def close(self) -> None:
+        """Close everything still open."""
+        self.given()
+        for fd in (self.stdin, *self.output):
+            if fd is not None:
+                os.close(fd)
+        self.stdin = None
+        self.output = [None, None]
+
+
+def bytes_waiting(fd: int) -> int:
+    """Return how many bytes a pipe holds now. Source: FIONREAD, ioctl_tty(2), pipe(7)."""
+    return int(struct.unpack("i", fcntl.ioctl(fd, termios.FIONREAD, b"\0\0\0\0"))[0])

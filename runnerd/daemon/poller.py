@@ -1,0 +1,121 @@
+"""One epoll for every descriptor of every exec, and one heap for every timer.
+
+Why not a trio task for each descriptor: an exec has four descriptors and lives for milliseconds.
+A task and a wait for each of them cost more than the command itself (DECISIONS.md has the
+figures), and order between an exec's events would depend on the scheduler. Here one core task
+waits for the epoll, and calls the handlers one after the other; each does a bounded piece of
+work and never waits.
+
+A handler that raises is a stray failure of its owner: the owner is told, nobody else notices.
+"""
+
+from __future__ import annotations
+
+import heapq
+import itertools
+import math
+import select
+import time
+from collections.abc import Callable
+from typing import Final, Protocol
+
+import trio
+
+EPOLLIN: Final = select.EPOLLIN
+EPOLLOUT: Final = select.EPOLLOUT
+_BATCH: Final = 64
+
+
+class Owner(Protocol):
+    """Whoever a handler or timer works for."""
+
+    def stray(self, error: Exception) -> None:
+        """Take the failure of one of its handlers."""
+
+
+class Timer:
+    """A call to come; cancel it at any time, also after it was made."""
+
+    __slots__ = ("at_s", "call", "owner")
+
+    def __init__(self, at_s: float, owner: Owner, call: Callable[[], None]) -> None:
+        self.at_s = at_s
+        self.owner = owner
+        self.call: Callable[[], None] | None = call
+
+    def cancel(self) -> None:
+        """Do not call."""
+        self.call = None
+
+
+class Poller:
+    """Watch descriptors and timers; all methods are for the loop's own thread."""
+
+    def __init__(self) -> None:
+        self._epoll = select.epoll()
+        self._watched: dict[int, tuple[Callable[[int], None], Owner]] = {}
+        self._timers: list[tuple[float, int, Timer]] = []
+        self._counter = itertools.count()
+        self._scope: trio.CancelScope | None = None
+
+    def watch(self, fd: int, events: int, handler: Callable[[int], None], owner: Owner) -> None:
+        """Call handler(events) whenever `fd` is ready, until unwatch.
+
+        Level-triggered: a handler that leaves something is called again. EPOLLHUP and EPOLLERR
+        are always reported, so a descriptor that must rest is unwatched, not watched for nothing.
+        """
+        self._epoll.register(fd, events)
+        self._watched[fd] = (handler, owner)
+
+    def unwatch(self, fd: int) -> None:
+        """Stop watching; to be called before the descriptor is closed."""
+        if self._watched.pop(fd, None) is not None:
+            self._epoll.unregister(fd)
+
+    def call_at(self, at_s: float, owner: Owner, call: Callable[[], None]) -> Timer:
+        """Call once at a monotonic time, or soon where that has passed."""
+        timer = Timer(at_s, owner, call)
+        heapq.heappush(self._timers, (at_s, next(self._counter), timer))
+        if self._scope is not None and self._timers[0][2] is timer:
+            self._scope.deadline = trio.current_time() + at_s - time.monotonic()
+        return timer
+
+    def call_soon(self, owner: Owner, call: Callable[[], None]) -> Timer:
+        """Call once, after what is ready now."""
+        return self.call_at(0.0, owner, call)
+
+    async def run(self) -> None:
+        """Serve for ever. A core task: what escapes it is an uncaught error of the daemon."""
+        while True:
+            with trio.CancelScope(deadline=self._next_deadline()) as self._scope:
+                await trio.lowlevel.wait_readable(self._epoll)
+            self._scope = None
+            for fd, events in self._epoll.poll(0, _BATCH):
+                watched = self._watched.get(fd)
+                if watched is not None:  # else a handler before it in this batch closed it
+                    self._call(watched[1], watched[0], events)
+            self._run_timers()
+
+    def _call(self, owner: Owner, handler: Callable[[int], None], events: int) -> None:
+        try:
+            handler(events)
+        except Exception as error:  # noqa: BLE001 - the owner's failure, survived here
+            owner.stray(error)
+
+    def _next_deadline(self) -> float:
+        while self._timers and self._timers[0][2].call is None:
+            heapq.heappop(self._timers)
+        if not self._timers:
+            return math.inf
+        return trio.current_time() + self._timers[0][0] - time.monotonic()
+
+    def _run_timers(self) -> None:
+        now_s = time.monotonic()
+        # Only what is due now: a timer armed by a timer gets its turn after the descriptors.
+        for _ in range(len(self._timers)):
+            if self._timers[0][0] > now_s:
+                return
+            timer = heapq.heappop(self._timers)[2]
+            call, timer.call = timer.call, None
+            if call is not None:
+                self._call(timer.owner, lambda _events, call=call: call(), 0)  # type: ignore[misc]

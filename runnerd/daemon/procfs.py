@@ -1,0 +1,136 @@
+"""What /proc says about processes, read in a way that survives what they do meanwhile."""
+
+from __future__ import annotations
+
+import os
+from typing import Final, NamedTuple
+
+_CLOCK_TICKS: Final = os.sysconf("SC_CLK_TCK")
+_PAGE_BYTES: Final = os.sysconf("SC_PAGE_SIZE")
+_ANCESTORS_MAX: Final = 4096
+
+
+class Stat(NamedTuple):
+    """Fields of /proc/PID/stat. Source: proc_pid_stat(5).
+
+    Attributes:
+        pid, command, state, ppid, pgrp, session: As there.
+        cpu_s: User and system CPU seconds.
+        start_ticks: When it started, in clock ticks since boot; with the pid it names a process.
+        rss_bytes: Its resident set.
+    """
+
+    pid: int
+    command: str
+    state: str
+    ppid: int
+    pgrp: int
+    session: int
+    cpu_s: float
+    start_ticks: int
+    rss_bytes: int
+
+
+def read_stat(pid: int) -> Stat | None:
+    """Return what /proc/PID/stat says, or None where there is no such process."""
+    try:
+        fd = os.open(f"/proc/{pid}/stat", os.O_RDONLY)
+        try:
+            data = os.read(fd, 4096)
+        finally:
+            os.close(fd)
+    except OSError:
+        return None
+    # The command may hold spaces and parentheses: the last one closes it.
+    head, _, tail = data.rpartition(b") ")
+    fields = tail.split()
+    if len(fields) < 22:
+        return None
+    return Stat(
+        pid=pid,
+        command=head.partition(b" (")[2].decode("utf-8", "replace"),
+        state=fields[0].decode("ascii", "replace"),
+        ppid=int(fields[1]),
+        pgrp=int(fields[2]),
+        session=int(fields[3]),
+        cpu_s=(int(fields[11]) + int(fields[12])) / _CLOCK_TICKS,
+        start_ticks=int(fields[19]),
+        rss_bytes=int(fields[21]) * _PAGE_BYTES,
+    )
+
+
+def children(pid: int) -> list[int]:
+    """Return a process's direct children, from all its threads; empty where it is gone.
+
+    Source: proc_pid_task(5), `children`; the list may miss some while they are being forked, so
+    who needs all of them asks until nothing new is found.
+    """
+    found: list[int] = []
+    try:
+        threads = os.listdir(f"/proc/{pid}/task")
+    except OSError:
+        return found
+    for thread in threads:
+        try:
+            with open(f"/proc/{pid}/task/{thread}/children", "rb") as file:
+                found += [int(word) for word in file.read().split()]
+        except OSError:
+            continue
+    return found
+
+
+def tree(root: int) -> list[Stat]:
+    """Return every descendant of a process, without itself, parents before children."""
+    found: list[Stat] = []
+    queue, seen = children(root), {root}
+    while queue:
+        pid = queue.pop(0)
+        if pid in seen:
+            continue
+        seen.add(pid)
+        stat = read_stat(pid)
+        if stat is not None:
+            found.append(stat)
+            queue += children(pid)
+    return found
+
+
+def descends_from(pid: int, ancestor: int) -> bool | None:
+    """Say whether a process is `ancestor` or descends from it, by walking up its parents.
+
+    Returns:
+        None where the walk was cut by a process that went away.
+    """
+    for _ in range(_ANCESTORS_MAX):
+        if pid == ancestor:
+            return True
+        if pid <= 1:
+            return False
+        stat = read_stat(pid)
+        if stat is None:
+            return None
+        pid = stat.ppid
+    return None
+
+
+def command_name(pid: int) -> str | None:
+    """Return a process's name, or None."""
+    stat = read_stat(pid)
+    return None if stat is None else stat.command
+
+
+def pipe_holders(pid: int, inodes: set[int]) -> bool | None:
+    """Say whether a process holds one of these pipes open; None where it may not be read."""
+    try:
+        names = os.listdir(f"/proc/{pid}/fd")
+    except PermissionError:
+        return None
+    except OSError:
+        return False
+    for name in names:
+        try:
+            if os.stat(f"/proc/{pid}/fd/{name}").st_ino in inodes:
+                return True
+        except OSError:
+            continue
+    return False

@@ -1,0 +1,111 @@
+"""Reap every child of the daemon: the one owner of waiting.
+
+Shims end here, commands whose shim died, and orphans that came to the daemon because it is a
+subreaper or PID 1. One SIGCHLD may stand for many deaths, so each wake-up reaps until nothing is
+left. Nobody else may wait, or statuses would be stolen.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from collections.abc import Callable
+
+import trio
+
+from runnerd.core.execs import ExitStatus
+
+from .log import Log
+from .shims import ShimPool
+
+_SWEEP_S = 5.0  # a SIGCHLD cannot be lost, but a sweep costs nothing and needs no proof
+
+
+class Reaper:
+    """Take the status of every child that ends.
+
+    Args:
+        pool: Its map says which children are shims.
+        log: For shims that end in an unexpected way.
+
+    Attributes:
+        orphans: How many children were reaped that were no shim and no command.
+    """
+
+    def __init__(self, pool: ShimPool, log: Log) -> None:
+        self.orphans = 0
+        self._pool = pool
+        self._log = log
+        self._adopted: dict[int, Callable[[ExitStatus], None]] = {}
+        self._when_reaped: dict[int, list[Callable[[], None]]] = {}
+
+    async def run(self) -> None:
+        """Serve for ever. A core task: what escapes it is an uncaught error of the daemon."""
+        with trio.open_signal_receiver(signal.SIGCHLD) as deaths:
+            self.reap()
+            while True:
+                with trio.move_on_after(_SWEEP_S):
+                    await anext(deaths)
+                self.reap()
+
+    def reap(self) -> int:
+        """Take the status of every child that has ended; returns how many."""
+        taken = 0
+        while True:
+            try:
+                pid, status, usage = os.wait4(-1, os.WNOHANG)
+            except ChildProcessError:
+                return taken
+            if not pid:
+                return taken
+            taken += 1
+            self._dispatch(pid, status, usage.ru_utime, usage.ru_stime, usage.ru_maxrss)
+
+    def _dispatch(
+        self, pid: int, status: int, user_s: float, system_s: float, maxrss_kib: int
+    ) -> None:
+        shim = self._pool.by_pid.pop(pid, None)
+        if shim is not None:
+            shim.is_reaped = True
+            if status:
+                self._log.debug("shim_ended", pid=pid, status=status)
+        adopted = self._adopted.pop(pid, None)
+        if adopted is not None:
+            adopted(
+                ExitStatus(
+                    code=os.WEXITSTATUS(status) if os.WIFEXITED(status) else None,
+                    signal=os.WTERMSIG(status) if os.WIFSIGNALED(status) else None,
+                    core_dumped=os.WCOREDUMP(status),
+                    at_s=time.monotonic(),
+                    cpu_user_s=user_s,
+                    cpu_system_s=system_s,
+                    peak_rss_bytes=maxrss_kib * 1024,
+                )
+            )
+        elif shim is None:
+            self.orphans += 1
+        for call in self._when_reaped.pop(pid, []):
+            call()
+
+    def adopt(self, pid: int, on_exit: Callable[[ExitStatus], None]) -> None:
+        """Report the status of a command whose shim is gone; it is our child by now."""
+        self._adopted[pid] = on_exit
+
+    def when_reaped(self, shim_pid: int, call: Callable[[], None]) -> None:
+        """Call once a shim is reaped: from then on its descendants are the daemon's."""
+        if shim_pid in self._pool.by_pid:
+            self._when_reaped.setdefault(shim_pid, []).append(call)
+        else:
+            call()
+
+    def kill_adopted(self, pid: int) -> None:
+        """Kill a child that came to the daemon, unless it has been reaped already.
+
+        Proven by waitid(2), which answers for our own children only and leaves the status.
+        """
+        try:
+            os.waitid(os.P_PID, pid, os.WEXITED | os.WNOHANG | os.WNOWAIT)
+        except ChildProcessError:
+            return
+        os.kill(pid, signal.SIGKILL)

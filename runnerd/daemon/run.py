@@ -1,0 +1,235 @@
+"""Put the parts together and serve until the guard says that it is over."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import socket
+import sys
+import threading
+import time
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+
+import trio
+
+from . import boot
+from .guard import Guard, cause_name
+from .last_words import EXECS_LISTED, LastWords, read_last_words, state_folder, write_last_words
+from .launcher import Launcher
+from .listening import Listener
+from .log import Log
+from .memory import OomCounter, find_cgroup, lower_own_score, oom_order
+from .options import Options
+from .poller import Poller
+from .reaper import Reaper
+from .server import Server
+from .service import Service
+from .shims import ShimPool
+from .stopping import stop, stop_without_loop, watch_guard
+
+_RESTARTS_MAX = 3
+
+
+def run_daemon(options: Options, guard: Guard, listener: Listener) -> int:
+    """Serve; returns the exit code.
+
+    Every error that gets here takes the stop path, so this does not raise.
+    """
+    log = Log(options.log_level)
+    service = _assemble(options, guard, listener, log)
+    _catch_strays(service)
+    words = _Words(service, options.state_dir)
+    try:
+        trio.run(_main, service, options, listener, words)
+    except BaseException as error:  # noqa: BLE001 - trio itself failed: stop without it
+        service.uncaught("loop", error)
+        stop_without_loop(service)
+    words.stopped()
+    return guard.code()
+
+
+def _assemble(options: Options, guard: Guard, listener: Listener, log: Log) -> Service:
+    environment = dict(os.environb)
+    boot.close_on_exec()
+    nofile = boot.raise_nofile()
+    is_subreaper = boot.take_process()
+    lowered = options.oom_score == "lower" and lower_own_score()
+    cgroup = find_cgroup()
+    order = oom_order(cgroup, lowered=lowered)
+    boot.hide_process()
+    poller = Poller()
+    pool = ShimPool(
+        options.shim, guard.lifeline, options.bounds.parked_shims, poller=poller, log=log
+    )
+    warnings = list(order.warnings)
+    if guard.kind != "native":
+        warnings.append(f"the stop deadline is held by a stand-in ({guard.kind})")
+    if not is_subreaper:
+        warnings.append("this process is no subreaper: what a killed shim leaves is not found")
+    return Service(
+        bounds=options.bounds,
+        log=log,
+        guard=guard,
+        poller=poller,
+        pool=pool,
+        launcher=Launcher(
+            pool,
+            environment,
+            user=options.user,
+            cwd=options.cwd,
+            nofile=nofile,
+            raise_oom_score=options.raise_oom_score,
+        ),
+        reaper=Reaper(pool, log),
+        oom_counter=OomCounter(cgroup),
+        oom_order=order,
+        socket_path=listener.path,
+        is_subreaper=is_subreaper,
+        warnings=warnings,
+    )
+
+
+def _catch_strays(service: Service) -> None:
+    """Failures that Python would only print: they are logged, counted and survived."""
+
+    def unraisable(hook: sys.UnraisableHookArgs) -> None:
+        if isinstance(hook.exc_value, Exception):
+            service.stray(hook.exc_value, "unraisable", what=repr(hook.object)[:200])
+
+    def in_thread(hook: threading.ExceptHookArgs) -> None:
+        if isinstance(hook.exc_value, Exception):
+            service.stray(hook.exc_value, "thread")
+
+    sys.unraisablehook = unraisable
+    threading.excepthook = in_thread
+
+
+async def _main(service: Service, options: Options, listener: Listener, words: _Words) -> None:
+    server = Server(service, listener.socket, options.allow_uids)
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(_core, service, "poller", service.poller.run)
+        nursery.start_soon(_core, service, "reaper", service.reaper.run)
+        nursery.start_soon(_core, service, "accept", lambda: server.run(nursery))
+        service.pool.refill()
+        service.expire()
+        _say_ready(service, options, words)
+        await _core(service, "guard", lambda: watch_guard(service))
+        words.stopping()
+        _notify("STOPPING=1")
+        await stop(service, listener)
+        nursery.cancel_scope.cancel()
+
+
+async def _core(service: Service, name: str, serve: Callable[[], Awaitable[None]]) -> None:
+    """Run a core task. Its failure is uncaught: the stop path begins, and it serves that stop."""
+    for _ in range(_RESTARTS_MAX):
+        try:
+            await serve()
+        except Exception as error:  # noqa: BLE001 - an uncaught error has one path, and this is it
+            service.uncaught(name, error)
+        else:
+            return
+    await trio.sleep_forever()
+
+
+def _say_ready(service: Service, options: Options, words: _Words) -> None:
+    order = service.oom_order
+    for warning in service.warnings:
+        service.log.warning("boot_warning", warning=warning)
+    service.log.info(
+        "ready",
+        socket=service.socket_path,
+        incarnation=service.incarnation,
+        version=service.version,
+        pid=os.getpid(),
+        uid=os.geteuid(),
+        guard=service.guard.kind,
+        oom_verdict=order.verdict,
+        oom_score=order.own_score,
+        oom_room=order.room,
+        memory_limit_bytes=order.limit_bytes,
+        protects_up_to_bytes=order.protects_up_to_bytes,
+        cap_sys_resource=order.cap_sys_resource,
+    )
+    words.ready()
+    _notify("READY=1")
+    if options.ready_fd is not None:
+        with contextlib.suppress(OSError):
+            os.write(options.ready_fd, b"ready\n")
+            os.close(options.ready_fd)
+
+
+def _notify(state: str) -> None:
+    """Tell the service manager. Source: sd_notify(3)."""
+    address = os.environ.get("NOTIFY_SOCKET", "")
+    if not address.startswith(("/", "@")):
+        return
+    if address.startswith("@"):
+        address = "\0" + address[1:]
+    with (
+        contextlib.suppress(OSError),
+        socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM | socket.SOCK_NONBLOCK) as sock,
+    ):
+        sock.sendto(state.encode(), address)
+
+
+class _Words:
+    """Keep last-words.json true over the daemon's life."""
+
+    def __init__(self, service: Service, asked: str | None) -> None:
+        self._service = service
+        self._folder, reason = state_folder(asked)
+        self._words = LastWords(
+            incarnation=service.incarnation,
+            version=service.version,
+            pid=os.getpid(),
+            started_at=time.time(),
+        )
+        if reason is not None:
+            service.log.info("state_directory", reason=reason)
+        self._tell_of_before(self._folder)
+        self._write()
+
+    def _tell_of_before(self, folder: Path | None) -> None:
+        before = None if folder is None else read_last_words(folder)
+        if before is not None and before.stopped_at is None:
+            self._service.log.warning(
+                "died_before",
+                incarnation=before.incarnation,
+                pid=before.pid,
+                ready_at=before.ready_at,
+                stopping_at=before.stopping_at,
+            )
+
+    def _write(self) -> None:
+        if self._folder is None:
+            return
+        failure = write_last_words(self._folder, self._words)
+        if failure is not None:
+            self._service.log.warning("last_words_failed", error=failure)
+            self._service.warnings.append(failure)
+            self._folder = None
+
+    def ready(self) -> None:
+        """The socket answers."""
+        self._words.ready_at = time.time()
+        self._write()
+
+    def stopping(self) -> None:
+        """The stop has begun."""
+        cause = self._service.guard.cause()
+        live = self._service.registry.live()
+        self._words.stopping_at = time.time()
+        self._words.cause = None if cause is None else cause_name(cause)
+        self._words.code = self._service.guard.code()
+        self._words.live_execs = [each.exec_id for each in live[:EXECS_LISTED]]
+        self._words.live_total = len(live)
+        self._write()
+
+    def stopped(self) -> None:
+        """The process is about to leave."""
+        if self._words.stopping_at is None:
+            self.stopping()
+        self._words.stopped_at = time.time()
+        self._write()

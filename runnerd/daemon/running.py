@@ -1,0 +1,520 @@
+"""One exec at work: its shim, pipes, timers, subscribers and waiters.
+
+Facts come in (a message of the shim, bytes, a timer, a request), core/execs.py says what follows,
+and `_carry_out` does it: the one place where a decision becomes an effect, so that nothing can
+happen uncounted.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Protocol
+
+from runnerd.core.bounds import START_TIMEOUT_S, STOP_GRACE_S
+from runnerd.core.execs import (
+    Action,
+    ArmDeadline,
+    Close,
+    Drain,
+    Exec,
+    ExitStatus,
+    Publish,
+    SendEnd,
+)
+from runnerd.core.flow import Subscription
+from runnerd.core.life import State
+from runnerd.core.oom import SIGKILL
+from runnerd.protocol.answers import Exit, Reason
+from runnerd.protocol.errors import RequestError
+from runnerd.protocol.requests import ExecStart, ExecWrite
+from runnerd.protocol.shimwire import (
+    Empty,
+    Ending,
+    Exited,
+    Failed,
+    Killed,
+    Killing,
+    OomAdjRefused,
+    Parked,
+    Scope,
+    ShimMessage,
+    Signalled,
+    Started,
+    Survivors,
+    Termed,
+)
+
+from .adopted import AdoptedTree
+from .ending import ShimEnder
+from .launcher import explain_failure
+from .output_pump import OutputPump
+from .pipes import Pipes
+from .poller import Timer
+from .shims import Shim
+from .stdin_pump import Reply, StdinPump
+
+if TYPE_CHECKING:
+    from .service import Service
+
+
+class Subscriber(Protocol):
+    """A connection, as an exec sees it."""
+
+    def wake(self, subscription: Subscription) -> None:
+        """Something may be there to be sent."""
+
+
+class Running:
+    """The edge of one exec.
+
+    Args:
+        service: The daemon's shared parts.
+        its_exec: The exec, accepted.
+        params: As requested.
+        on_start: Called once: with itself after execve succeeded, or with the true error.
+    """
+
+    def __init__(
+        self,
+        service: Service,
+        its_exec: Exec,
+        params: ExecStart,
+        on_start: Callable[[Running | RequestError], None],
+    ) -> None:
+        self.exec = its_exec
+        self.subscribers: dict[Subscription, Subscriber] = {}
+        self._service = service
+        self._poller = service.poller
+        self._params = params
+        self._on_start: Callable[[Running | RequestError], None] | None = on_start
+        self._when_started: list[Callable[[], None]] = []
+        self._exit_waiters: list[Callable[[Exit], None]] = []
+        self._end_waiters: list[Callable[[], None]] = []
+        self._signal_waiters: list[Callable[[int | RequestError], None]] = []
+        self._timers: dict[str, Timer] = {}
+        self._shim: Shim | None = None
+        self._pipes: Pipes | None = None
+        self._output: OutputPump | None = None
+        self._stdin: StdinPump | None = None
+        self._ender: ShimEnder | None = None
+        self._adopted: AdoptedTree | None = None
+
+    # ------------------------------------------------------------------ start
+
+    def launch(self) -> None:
+        """Hand the command to a shim.
+
+        Raises:
+            RequestError: start_failed, with nothing left.
+        """
+        now_s = time.monotonic()
+        self._shim, self._pipes = self._service.launcher.launch(self._params)
+        self._shim.on_message = self._take_message
+        self._shim.on_lost = self._shim_lost
+        self._shim.on_stray = self.stray
+        self._ender = ShimEnder(self.exec, self._shim, self._poller, self)
+        self._service.by_shim[self._shim.pid] = self
+        self._arm("start", now_s + START_TIMEOUT_S, self._start_timed_out)
+        self.exec.spawned(time.monotonic())
+
+    def _take_message(self, message: ShimMessage) -> None:
+        match message:
+            case Started():
+                self._started(message)
+            case Exited():
+                self._exited(status_of(message))
+            case Empty():
+                if self.exec.state in (State.DRAINING, State.LINGERING):
+                    self._carry_out(self.exec.emptied(time.monotonic(), time.time()))
+            case Failed():
+                self._failed(message)
+            case Ending() | Termed() | Killing() | Killed() | Survivors():
+                assert self._ender is not None
+                self._ender.take(message)
+                if isinstance(message, Survivors):
+                    self._service.counters.survivors += len(message.processes)
+                if isinstance(message, Ending | Survivors):
+                    self._end_changed()
+            case Signalled():
+                if self._signal_waiters:
+                    self._signal_waiters.pop(0)(message.count)
+            case OomAdjRefused():
+                self._service.log.warning(
+                    "oom_score_adj_refused", exec_id=self.exec.exec_id, errno=message.errno
+                )
+            case Parked():
+                pass
+
+    def _started(self, message: Started) -> None:
+        self._cancel("start")
+        if self.exec.state is not State.STARTING:
+            return
+        assert self._pipes is not None
+        actions = self.exec.started(
+            message.pid, message.oom_score_adj, message.at_ns / 1e9, time.time()
+        )
+        self._output = OutputPump(
+            self.exec,
+            self._pipes,
+            self._poller,
+            tail_bytes=lambda: self._service.registry.budget.tail_bytes,
+            owner=self,
+            on_output=self.wake_subscribers,
+            on_eof=self._pipes_at_eof,
+        )
+        if self.exec.stdin is not None:
+            self._stdin = StdinPump(
+                self.exec.stdin, self._pipes, self._service.stdin_totals, self._poller, self
+            )
+        self._service.observe_started(self.exec)
+        self._answer_start(self)
+        self._hold_changed()
+        self._output.start()
+        self._carry_out(actions)
+        self._run_when_started()
+
+    def _failed(self, message: Failed) -> None:
+        error = explain_failure(
+            message.stage,
+            message.errno,
+            self._params,
+            self.exec.cwd,
+            interpreter=message.interpreter,
+        )
+        if message.stage == "killed" and self.exec.ending is not None:
+            error = RequestError(
+                "cancelled", f"exec '{self.exec.exec_id}' was ended before it had started"
+            )
+        self._start_failed(error)
+
+    def _start_timed_out(self) -> None:
+        self._start_failed(
+            RequestError(
+                "start_timeout", f"the command did not reach execve within {START_TIMEOUT_S:g} s"
+            )
+        )
+
+    def _start_failed(self, error: RequestError) -> None:
+        if self.exec.state is not State.STARTING:
+            return
+        self._cancel("start")
+        self.exec.start_failed()
+        self._service.forget(self)
+        self._service.observe_start_failed(self.exec, error)
+        if self._pipes is not None:
+            self._pipes.close()
+        if self._shim is not None:
+            # Killed, not asked: whatever became of it must not become a command any more.
+            self._shim.close()
+            self._shim.kill()
+            self._kill_half_made(self._shim)
+        self._answer_start(error)
+        self._run_when_started()
+        self._end_changed()
+
+    def _kill_half_made(self, shim: Shim) -> None:
+        child_pid = shim.child_pid
+        if child_pid is not None:
+            self._service.reaper.when_reaped(
+                shim.pid, lambda: self._service.reaper.kill_adopted(child_pid)
+            )
+
+    def _answer_start(self, outcome: Running | RequestError) -> None:
+        on_start, self._on_start = self._on_start, None
+        if on_start is not None:
+            on_start(outcome)
+
+    def when_started(self, call: Callable[[], None]) -> bool:
+        """Call later, once it is known how the start ended; False where it is known already."""
+        if self.exec.state is not State.STARTING:
+            return False
+        self._when_started.append(call)
+        return True
+
+    def _run_when_started(self) -> None:
+        calls, self._when_started = self._when_started, []
+        for call in calls:
+            call()
+
+    # ------------------------------------------------------------------ output
+
+    def subscribe(self, subscription: Subscription, subscriber: Subscriber) -> None:
+        """Add a reader; the first one of a blocking exec is the one it waits for."""
+        self.subscribers[subscription] = subscriber
+        self.exec.gate.taken_by(subscription)
+        self._hold_changed()
+        subscriber.wake(subscription)
+
+    def unsubscribe(self, subscription: Subscription, *, lost: bool) -> None:
+        """Take a reader away: its connection was lost, or it detached."""
+        if self.subscribers.pop(subscription, None) is None:
+            return
+        if lost:
+            self.exec.gate.lost(subscription, time.monotonic())
+        else:
+            self.exec.gate.left(subscription)
+        self._hold_changed()
+        self.reader_advanced()
+
+    def reader_advanced(self) -> None:
+        """A reader took something: the pipes may be readable again."""
+        self.exec.gate.may_read(self.exec.transcript, self._service.registry.budget.tail_bytes)
+        if self._output is not None and self._output.is_waiting:
+            self._output.gate_changed()
+
+    def wake_subscribers(self) -> None:
+        """Tell every reader that there may be something."""
+        for subscription, subscriber in list(self.subscribers.items()):
+            subscriber.wake(subscription)
+
+    def _hold_changed(self) -> None:
+        until_s = self.exec.gate.held_until_s
+        if until_s is None:
+            self._cancel("hold")
+        else:
+            self._arm("hold", until_s, self._hold_over)
+
+    def _hold_over(self) -> None:
+        self.exec.gate.open_for_good()
+        self.reader_advanced()
+
+    # ------------------------------------------------------------------ exit
+
+    def _exited(self, status: ExitStatus) -> None:
+        if self.exec.status is not None or self.exec.state is State.STARTING:
+            return
+        self._cancel("deadline")
+        if self._service.guard.cause() is not None:
+            # The lifeline ends natively, before the loop hears of it: the stop may have acted
+            # on this command already.
+            self.exec.end("stopped", STOP_GRACE_S, time.monotonic())
+        ender = self._ender
+        # Not ours for certain: the shim had not begun to end anything yet, or TERM met a command
+        # that does not handle it, so an exit by code cannot be the answer to it.
+        not_our_signal = status.code is not None or (
+            status.signal == SIGKILL and not self.exec.forced
+        )
+        by_itself = self._adopted is None and (
+            ender is None or not ender.confirmed or (ender.leader_was_default and not_our_signal)
+        )
+        self._carry_out(self.exec.exited(status, by_itself=by_itself))
+
+    def _pipes_at_eof(self) -> None:
+        if self.exec.state in (State.DRAINING, State.DRAINING_EMPTY):
+            self._drained()
+
+    def _drained(self) -> None:
+        self._cancel("drain")
+        if self.exec.state not in (State.DRAINING, State.DRAINING_EMPTY):
+            return
+        actions = self.exec.drained(
+            time.monotonic(),
+            time.time(),
+            oom_kills=self._service.oom_kills(),
+            starts=self._service.registry.starts,
+        )
+        self._carry_out(actions)
+
+    def _carry_out(self, actions: list[Action]) -> None:
+        for action in actions:
+            match action:
+                case SendEnd():
+                    self._send_end(action.grace_s)
+                case ArmDeadline():
+                    self._arm("deadline", action.at_s, self._deadline_reached)
+                case Drain():
+                    assert self._output is not None
+                    if self._output.drain():
+                        self._drained()
+                    else:
+                        self._arm("drain", action.until_s, self._drained)
+                case Publish():
+                    self._publish(action.exit)
+                case Close():
+                    self._close()
+
+    def _publish(self, its_exit: Exit) -> None:
+        self._service.observe_exited(self.exec, its_exit)
+        assert self._output is not None
+        self._output.discard()
+        if self._stdin is not None:
+            self._stdin.close()
+        self.wake_subscribers()
+        waiters, self._exit_waiters = self._exit_waiters, []
+        for waiter in waiters:
+            waiter(its_exit)
+
+    def _close(self) -> None:
+        assert self._output is not None
+        self._output.close()
+        for name in [name for name in self._timers if name != "hold"]:
+            self._cancel(name)
+        if self._ender is not None:
+            self._ender.forget_timer()
+        self._service.observe_closed(self.exec)
+        self._service.closed(self)
+        self.wake_subscribers()
+        self._end_changed()
+
+    # ------------------------------------------------------------------ ending
+
+    def end(self, reason: Reason, grace_s: float | None = None) -> None:
+        """End the exec with everything it started; see Exec.end."""
+        self._carry_out(self.exec.end(reason, grace_s, time.monotonic()))
+
+    def _deadline_reached(self) -> None:
+        self.end("deadline")
+
+    def _send_end(self, grace_s: float) -> None:
+        if self._adopted is not None:
+            self._adopted.end(grace_s)
+        elif self._ender is not None:
+            self._ender.end(grace_s)
+
+    def when_ended(self, call: Callable[[], None]) -> None:
+        """Call once it is closed, or it is known who survives; again may be called for news."""
+        self._end_waiters.append(call)
+
+    def _end_changed(self) -> None:
+        waiters, self._end_waiters = self._end_waiters, []
+        for waiter in waiters:
+            waiter()
+
+    @property
+    def end_confirmed(self) -> bool:
+        """Whether the ending has begun for certain."""
+        return self._adopted is not None or (self._ender is not None and self._ender.confirmed)
+
+    def when_exited(self, call: Callable[[Exit], None]) -> None:
+        """Call once the exit is published."""
+        self._exit_waiters.append(call)
+
+    def forget_waiter(self, call: Callable[[Exit], None] | Callable[[], None]) -> None:
+        """Do not call it any more."""
+        self._exit_waiters = [each for each in self._exit_waiters if each is not call]
+        self._end_waiters = [each for each in self._end_waiters if each is not call]
+
+    # ------------------------------------------------------------------ a shim that is gone
+
+    def _shim_lost(self) -> None:
+        if self.exec.is_empty or self.exec.state in (State.FAILED, State.CLOSED):
+            return
+        assert self._shim is not None
+        self._service.log.warning("shim_lost", exec_id=self.exec.exec_id, pid=self._shim.pid)
+        self._service.counters.shims_lost += 1
+        if self.exec.state is State.STARTING:
+            self._start_failed(
+                RequestError("internal", "the shim was lost before the command had started")
+            )
+            return
+        self.exec.shim_lost()
+        self._shim.kill()  # its socket may have been closed while it lives
+        self._service.reaper.when_reaped(self._shim.pid, self._adopt)
+
+    def _adopt(self) -> None:
+        assert self.exec.pid is not None
+        if self._ender is not None:
+            self._ender.forget_timer()
+        for waiter in self._signal_waiters:
+            waiter(RequestError("internal", "the shim was lost"))
+        self._signal_waiters.clear()
+        self._adopted = AdoptedTree(
+            self.exec,
+            self.exec.pid,
+            self._poller,
+            self,
+            is_shim=self._service.pool.by_pid.__contains__,
+            on_empty=self._adopted_empty,
+            on_survivors=self._end_changed,
+        )
+        if self.exec.status is None:
+            self._service.reaper.adopt(self.exec.pid, self._adopted_exited)
+        grace_s = self.exec.grace_s
+        if self.exec.end_by_s is not None:
+            grace_s = max(0.0, self.exec.end_by_s - time.monotonic())
+        self._adopted.end(grace_s)
+
+    def _adopted_exited(self, status: ExitStatus) -> None:
+        self._exited(status)
+
+    def _adopted_empty(self) -> None:
+        self._service.reaper.reap()
+        if self.exec.status is None:
+            # Not among our children any more, so nobody can tell: never made up.
+            self._exited(ExitStatus(code=None, signal=None, at_s=time.monotonic()))
+        if not self.exec.is_empty and self.exec.state in (State.DRAINING, State.LINGERING):
+            self._carry_out(self.exec.emptied(time.monotonic(), time.time()))
+
+    # ------------------------------------------------------------------ requests
+
+    def write(self, request: ExecWrite, reply: Reply) -> None:
+        """Take an exec.write."""
+        if self._stdin is None:
+            reply(RequestError("stdin_closed", "the exec was started without stdin: pipe"))
+            return
+        self._stdin.write(request, reply)
+
+    @property
+    def stdin_room_bytes(self) -> int:
+        """How much stdin could take now."""
+        return 0 if self._stdin is None else self._stdin.room_bytes
+
+    def signal(self, number: int, to: Scope, reply: Callable[[int | RequestError], None]) -> None:
+        """Send one signal by way of the shim."""
+        if self._adopted is not None:
+            reply(self._adopted.signal(number, to))
+        elif self._shim is None or not self._shim.send_signal(number, to):
+            reply(0)
+        else:
+            self._signal_waiters.append(reply)
+
+    def inodes(self) -> set[int]:
+        """Return the inodes of its pipes still open."""
+        return set() if self._output is None else self._output.inodes()
+
+    @property
+    def shim_pid(self) -> int | None:
+        """Return its shim's pid while it is ours."""
+        return None if self._shim is None or self._shim.is_reaped else self._shim.pid
+
+    def adopted_members(self) -> list[int] | None:
+        """Return the pids of an adopted tree, None where the shim still holds it."""
+        return None if self._adopted is None else [each.pid for each in self._adopted.members()]
+
+    # ------------------------------------------------------------------ failures, timers
+
+    def stray(self, error: Exception) -> None:
+        """One of this exec's handlers failed: this exec ends, nothing else notices."""
+        self._service.stray(error, "exec", exec_id=self.exec.exec_id)
+        if self.exec.state is State.STARTING:
+            self._start_failed(RequestError("internal", "the start failed inside runnerd"))
+        elif self.exec.is_live:
+            self.end("internal", 0.0)
+
+    def _arm(self, name: str, at_s: float, call: Callable[[], None]) -> None:
+        self._cancel(name)
+        self._timers[name] = self._poller.call_at(at_s, self, call)
+
+    def _cancel(self, name: str) -> None:
+        timer = self._timers.pop(name, None)
+        if timer is not None:
+            timer.cancel()
+
+
+def status_of(message: Exited) -> ExitStatus:
+    """Turn a shim's `exited` into the core's status."""
+    by_code = message.kind == "exit"
+    return ExitStatus(
+        code=message.value if by_code else None,
+        signal=None if by_code else message.value,
+        core_dumped=message.kind == "dump",
+        at_s=message.at_ns / 1e9,
+        cpu_user_s=message.utime_us / 1e6,
+        cpu_system_s=message.stime_us / 1e6,
+        peak_rss_bytes=message.maxrss_kib * 1024,
+        minor_faults=message.minflt,
+        major_faults=message.majflt,
+        block_reads=message.inblock,
+        block_writes=message.oublock,
+    )

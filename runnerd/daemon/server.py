@@ -1,0 +1,121 @@
+"""Accept connections for as long as the daemon serves."""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import os
+import socket
+import time
+from collections.abc import Collection
+from typing import Final
+
+import trio
+
+from runnerd.protocol.errors import RequestError
+
+from .access import Peer, check_peer, peer_of
+from .connection import Connection
+from .service import Service
+
+_EXHAUSTED: Final = frozenset({errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM})
+_BACK_OFF_S: Final = 0.1
+_LOG_EVERY_S: Final = 5.0
+_REFUSING_MAX: Final = 32  # connections over the limit that are still told so
+
+
+class Server:
+    """The accept loop.
+
+    Args:
+        service: The daemon's shared parts.
+        listening: The bound socket, not blocking.
+        allowed_uids: Peers besides our own user and root.
+    """
+
+    def __init__(
+        self, service: Service, listening: socket.socket, allowed_uids: Collection[int]
+    ) -> None:
+        self._service = service
+        self._listening = listening
+        self._allowed_uids = allowed_uids
+        # Given up for a moment when no descriptor is free, so that a peer is closed cleanly and
+        # does not hang in the backlog.
+        self._reserve: int | None = os.open("/dev/null", os.O_RDONLY | os.O_CLOEXEC)
+        self._logged_s = -_LOG_EVERY_S
+
+    async def run(self, nursery: trio.Nursery) -> None:
+        """Serve for ever. A core task: what escapes it is an uncaught error of the daemon.
+
+        Connections are tasks of `nursery`; none of them can end it.
+        """
+        while True:
+            try:
+                sock, _ = self._listening.accept()
+            except BlockingIOError:
+                await trio.lowlevel.wait_readable(self._listening)
+                continue
+            except OSError as error:
+                if error.errno == errno.ECONNABORTED:
+                    continue
+                if error.errno not in _EXHAUSTED:
+                    raise
+                self._shed(error)
+                await trio.sleep(_BACK_OFF_S)
+                continue
+            self._admit(sock, nursery)
+            await trio.lowlevel.checkpoint()
+
+    def _shed(self, error: OSError) -> None:
+        self._service.counters.accept_failures += 1
+        if time.monotonic() - self._logged_s > _LOG_EVERY_S:
+            self._logged_s = time.monotonic()
+            self._service.log.warning(
+                "accept_failed", error=str(error), total=self._service.counters.accept_failures
+            )
+        if self._reserve is not None:
+            os.close(self._reserve)
+            self._reserve = None
+            with contextlib.suppress(OSError):
+                self._listening.accept()[0].close()
+        with contextlib.suppress(OSError):
+            self._reserve = os.open("/dev/null", os.O_RDONLY | os.O_CLOEXEC)
+
+    def _admit(self, sock: socket.socket, nursery: trio.Nursery) -> None:
+        service, counters = self._service, self._service.counters
+        sock.setblocking(False)
+        peer, refusal = Peer(0, -1, -1), None
+        try:
+            peer = peer_of(sock)
+            check_peer(sock, peer, self._allowed_uids)
+        except OSError as error:  # no descriptor left to look with: nobody gets in unseen
+            refusal = RequestError("busy", f"cannot look at the peer: {error.strerror}")
+        except RequestError as error:
+            refusal = error
+            service.log.warning(
+                "peer_refused", kind=error.kind, error=error.message, pid=peer.pid, uid=peer.uid
+            )
+        most = service.bounds.connections_max
+        if refusal is None and counters.connections >= most:
+            refusal = RequestError(
+                "busy", f"{most} connections are open; that is the most", retry_after_s=1.0
+            )
+        if refusal is not None:
+            service.refused(refusal.kind)
+            if counters.connections >= most + _REFUSING_MAX:
+                sock.close()
+                return
+        counters.connections_total += 1
+        nursery.start_soon(self._serve, Connection(service, sock, peer, refusal))
+
+    async def _serve(self, connection: Connection) -> None:
+        service = self._service
+        service.counters.connections += 1
+        service.connections.add(connection)
+        try:
+            await connection.serve()
+        except Exception as error:  # noqa: BLE001 - stray: one connection's own failure
+            service.stray(error, "connection", connection=connection.number)
+        finally:
+            service.connections.discard(connection)
+            service.counters.connections -= 1

@@ -1,0 +1,243 @@
+"""The daemon's parts, put together once, and what they tell each other.
+
+Everything that is counted or logged about an exec passes one of the `observe_` methods here.
+"""
+
+from __future__ import annotations
+
+import secrets
+import time
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
+import trio
+
+import runnerd
+from runnerd.core.bounds import Bounds
+from runnerd.core.execs import Exec
+from runnerd.core.registry import Registry
+from runnerd.protocol.answers import Exit, Limits, OomOrder
+from runnerd.protocol.errors import RequestError
+from runnerd.protocol.requests import LABELS_MAX, METHODS, ExecStart
+
+from .counters import Counters
+from .guard import CAUSE_ERROR, CAUSE_STOP, Guard
+from .launcher import Launcher
+from .log import Log
+from .memory import OomCounter
+from .poller import Poller
+from .reaper import Reaper
+from .running import Running
+from .shims import ShimPool
+from .stdin_pump import StdinTotals
+
+if TYPE_CHECKING:
+    from .connection import Connection
+
+EXIT_SOFTWARE = 70  # EX_SOFTWARE, sysexits.h: an uncaught error of our own
+_EXPIRE_EVERY_S = 30.0
+
+
+class Service:
+    """One running daemon.
+
+    Args:
+        bounds: The limits in force.
+        log: Where lines go.
+        guard: Holds the stop deadline.
+        poller: Descriptors and timers.
+        pool: Shims.
+        launcher: Starts.
+        reaper: Waits.
+        oom_counter: The cgroup's counter.
+        oom_order: What was found about it at boot.
+
+    Attributes:
+        running: Every exec that is live or kept, by id.
+        by_shim: Live execs by their shim's pid.
+        connections: Open connections.
+        incarnation: A random id of this start.
+    """
+
+    def __init__(  # noqa: PLR0913 - the one place where everything meets
+        self,
+        *,
+        bounds: Bounds,
+        log: Log,
+        guard: Guard,
+        poller: Poller,
+        pool: ShimPool,
+        launcher: Launcher,
+        reaper: Reaper,
+        oom_counter: OomCounter,
+        oom_order: OomOrder,
+        socket_path: str,
+        is_subreaper: bool,
+        warnings: list[str],
+    ) -> None:
+        self.bounds = bounds
+        self.log = log
+        self.guard = guard
+        self.poller = poller
+        self.pool = pool
+        self.launcher = launcher
+        self.reaper = reaper
+        self.oom_order = oom_order
+        self.socket_path = socket_path
+        self.is_subreaper = is_subreaper
+        self.warnings = warnings
+        self.counters = Counters()
+        self.registry = Registry(bounds)
+        self.running: dict[str, Running] = {}
+        self.by_shim: dict[int, Running] = {}
+        self.connections: set[Connection] = set()
+        self.stdin_totals = StdinTotals(bounds)
+        self.incarnation = secrets.token_hex(8)
+        self.version = runnerd.__version__
+        self.features = sorted(METHODS)
+        self.started_s = time.monotonic()
+        self.started_at = time.time()
+        self.limits = _limits(bounds)
+        self.when_idle = trio.Event()  # replaced by who waits for it
+        self._oom_counter = oom_counter
+
+    def oom_kills(self) -> int | None:
+        """Return the cgroup's OOM kills so far, or None."""
+        return self._oom_counter.read()
+
+    # ------------------------------------------------------------------ execs
+
+    def start(self, params: ExecStart, on_start: Callable[[Running | RequestError], None]) -> None:
+        """Accept and launch one exec; `on_start` is told what became of it.
+
+        Raises:
+            RequestError: Where it was refused or could not be handed to a shim; nothing is left.
+        """
+        accepted = self.registry.accept(
+            params.exec_id or f"x-{secrets.token_hex(8)}",
+            params,
+            cwd=params.cwd or self.launcher.cwd,
+            now_s=time.monotonic(),
+            wall_s=time.time(),
+            oom_kills=self.oom_kills(),
+        )
+        running = Running(self, accepted, params, on_start)
+        self.running[accepted.exec_id] = running
+        try:
+            running.launch()
+        except BaseException as error:
+            accepted.start_failed()
+            self.forget(running)
+            if isinstance(error, RequestError):
+                self.observe_start_failed(accepted, error)
+            raise
+
+    def known(self, exec_id: str) -> Running:
+        """Return an exec that is live or kept.
+
+        Raises:
+            RequestError: exec_unknown.
+        """
+        found = self.running.get(exec_id)
+        if found is None:
+            raise RequestError("exec_unknown", f"there is no exec '{exec_id}'")
+        return found
+
+    def forget(self, running: Running) -> None:
+        """A start failed: nothing of it is kept, its id is free."""
+        self.registry.failed(running.exec)
+        del self.running[running.exec.exec_id]
+
+    def closed(self, running: Running) -> None:
+        """Nothing of an exec is left; keep its record while there is room."""
+        self.registry.closed(running.exec, time.monotonic())
+        self._drop_expired()
+        if not self.registry.live_count:
+            self.when_idle.set()
+
+    def expire(self) -> None:
+        """Drop records past their age; arms itself again."""
+        self.registry.expire(time.monotonic())
+        self._drop_expired()
+        self.poller.call_at(time.monotonic() + _EXPIRE_EVERY_S, self, self.expire)
+
+    def _drop_expired(self) -> None:
+        for exec_id in self.registry.take_dropped():
+            del self.running[exec_id]
+
+    def live(self) -> list[Running]:
+        """Return every live exec."""
+        return [self.running[each.exec_id] for each in self.registry.live()]
+
+    # ------------------------------------------------------------------ what is seen
+
+    def observe_started(self, its_exec: Exec) -> None:
+        """An exec started: execve succeeded."""
+        self.counters.started += 1
+        self.counters.start_duration.observe((its_exec.phases.started_ms or 0.0) / 1000)
+        self.log.debug("exec_started", exec_id=its_exec.exec_id, pid=its_exec.pid)
+
+    def observe_start_failed(self, its_exec: Exec, error: RequestError) -> None:
+        """A start failed."""
+        self.counters.start_failures[error.data.stage or error.kind] += 1
+        self.log.debug("exec_start_failed", exec_id=its_exec.exec_id, error=error.message)
+
+    def observe_exited(self, its_exec: Exec, its_exit: Exit) -> None:
+        """An exit was published."""
+        counters = self.counters
+        counters.exited[its_exit.reason] += 1
+        counters.output_bytes["stdout"] += its_exit.stdout.total_bytes
+        counters.output_bytes["stderr"] += its_exit.stderr.total_bytes
+        counters.dropped_bytes += its_exit.stdout.dropped_bytes + its_exit.stderr.dropped_bytes
+        counters.oom_kills += its_exit.oom.kills or 0
+        counters.exec_duration.observe(its_exit.wall_s or 0.0)
+        self.log.debug(
+            "exec_exited",
+            exec_id=its_exec.exec_id,
+            code=its_exit.code,
+            signal=its_exit.signal,
+            reason=its_exit.reason,
+            wall_s=its_exit.wall_s,
+        )
+
+    def observe_closed(self, its_exec: Exec) -> None:
+        """Nothing of an exec is left."""
+        self.log.debug("exec_closed", exec_id=its_exec.exec_id)
+
+    def refused(self, kind: str) -> None:
+        """A request was refused."""
+        self.counters.refusals[kind] += 1
+
+    def stray(self, error: Exception, task: str = "timer", **fields: object) -> None:
+        """A stray failure was survived: logged once with its traceback, and counted."""
+        self.counters.stray_failures[task] += 1
+        self.log.failure("stray_failure", error, task=task, **fields)
+
+    # ------------------------------------------------------------------ the end
+
+    def uncaught(self, where: str, error: BaseException) -> None:
+        """The daemon's own state is unknown: the stop path, with exit code 70."""
+        first = self.guard.arm(EXIT_SOFTWARE, CAUSE_ERROR)
+        self.log.failure("uncaught_error", error, where=where, first=first)
+
+    def stop_asked(self) -> None:
+        """Take daemon.stop."""
+        self.guard.arm(0, CAUSE_STOP)
+
+
+def _limits(bounds: Bounds) -> Limits:
+    return Limits(
+        frame_bytes=bounds.frame_bytes_max,
+        connections=bounds.connections_max,
+        hello_s=bounds.hello_s,
+        pipelined_requests=bounds.pipelined_requests_max,
+        subscriptions=bounds.subscriptions_max,
+        live_execs=bounds.live_execs_max,
+        stdin_queue_bytes=bounds.stdin_queue_bytes_max,
+        stdin_total_bytes=bounds.stdin_total_bytes_max,
+        tail_bytes=bounds.tail_bytes_max,
+        transcript_total_bytes=bounds.transcript_total_bytes_max,
+        finished_execs=bounds.finished_execs_max,
+        finished_s=bounds.finished_s_max,
+        labels=LABELS_MAX,
+    )

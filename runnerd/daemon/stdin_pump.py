@@ -1,0 +1,156 @@
+"""Write what was taken for one command's stdin into its pipe, and answer the writers."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections import deque
+from collections.abc import Callable
+
+from runnerd.core.bounds import Bounds
+from runnerd.core.stdin import StdinQueue
+from runnerd.protocol.answers import WriteAnswer
+from runnerd.protocol.errors import RequestError
+from runnerd.protocol.requests import ExecWrite
+
+from .pipes import Pipes
+from .poller import EPOLLOUT, Owner, Poller
+
+Reply = Callable[[WriteAnswer | RequestError], None]
+
+
+class StdinTotals:
+    """Bytes queued for stdin over all execs; bounded by stdin_total_bytes_max."""
+
+    def __init__(self, bounds: Bounds) -> None:
+        self.bounds = bounds
+        self.queued_bytes = 0
+
+
+class _Write:
+    """One write on its way in."""
+
+    __slots__ = ("offset", "reply", "request", "until_s")
+
+    def __init__(self, request: ExecWrite, reply: Reply, now_s: float) -> None:
+        self.request = request
+        self.reply = reply
+        self.offset = request.offset
+        self.until_s = now_s + (request.wait_s or 0.0)
+
+
+class StdinPump:
+    """The feeding side of one exec.
+
+    Writes are answered in the order they came: one that waits for room holds up those behind it,
+    and nothing else.
+
+    Args:
+        queue: What was taken.
+        pipes: Whose stdin; closed here.
+        totals: Shared by all execs.
+        owner: Who is told of a failure.
+    """
+
+    def __init__(
+        self, queue: StdinQueue, pipes: Pipes, totals: StdinTotals, poller: Poller, owner: Owner
+    ) -> None:
+        self._queue = queue
+        self._pipes = pipes
+        self._totals = totals
+        self._poller = poller
+        self._owner = owner
+        self._waiting: deque[_Write] = deque()
+        self._watching = False
+
+    @property
+    def room_bytes(self) -> int:
+        """How much fits now, for this exec and within the total."""
+        bounds = self._totals.bounds
+        mine = bounds.stdin_queue_bytes_max - self._queue.queued_bytes
+        return max(0, min(mine, bounds.stdin_total_bytes_max - self._totals.queued_bytes))
+
+    def write(self, request: ExecWrite, reply: Reply) -> None:
+        """Take a write; reply at once, or once it fits or its wait_s is over."""
+        write = _Write(request, reply, time.monotonic())
+        if self._waiting or not self._take(write):
+            self._waiting.append(write)
+            self._poller.call_at(write.until_s, self._owner, self._serve_waiting)
+
+    def _take(self, write: _Write) -> bool:
+        """Try one write; False where the rest of it may still wait for room."""
+        queue, request = self._queue, write.request
+        if write.offset is None:  # an append begins where its turn finds the stream
+            write.offset = queue.accepted_bytes
+        before = queue.queued_bytes
+        try:
+            rest = queue.offer(
+                request.data, offset=write.offset, eof=request.eof, room_bytes=self.room_bytes
+            )
+        except RequestError as error:
+            write.reply(error)
+            return True
+        self._totals.queued_bytes += queue.queued_bytes - before
+        self._pump()
+        if not queue.is_open and request.data:
+            write.reply(self._closed_error())
+            return True
+        if rest and queue.is_open and write.until_s > time.monotonic():
+            return False
+        write.reply(WriteAnswer(accepted_bytes=queue.accepted_bytes, room_bytes=self.room_bytes))
+        return True
+
+    def _closed_error(self) -> RequestError:
+        return RequestError(
+            "stdin_closed",
+            "the command no longer reads its stdin",
+            accepted_bytes=self._queue.accepted_bytes,
+        )
+
+    def _pump(self) -> None:
+        queue = self._queue
+        while (chunk := queue.head()) is not None and self._pipes.stdin is not None:
+            try:
+                size = os.write(self._pipes.stdin, chunk)
+            except BlockingIOError:
+                self._watch()
+                return
+            except OSError:  # EPIPE: the command closed its end, which is its right
+                self.close()
+                return
+            self._totals.queued_bytes -= size
+            queue.wrote(size)
+        self._unwatch()
+        if queue.eof:
+            self._close_pipe()
+
+    def _watch(self) -> None:
+        if not self._watching and self._pipes.stdin is not None:
+            self._watching = True
+            self._poller.watch(self._pipes.stdin, EPOLLOUT, self._writable, self._owner)
+
+    def _unwatch(self) -> None:
+        if self._watching and self._pipes.stdin is not None:
+            self._watching = False
+            self._poller.unwatch(self._pipes.stdin)
+
+    def _writable(self, _events: int) -> None:
+        self._pump()
+        self._serve_waiting()
+
+    def _serve_waiting(self) -> None:
+        while self._waiting and self._take(self._waiting[0]):
+            self._waiting.popleft()
+
+    def _close_pipe(self) -> None:
+        self._unwatch()
+        if self._pipes.stdin is not None:
+            os.close(self._pipes.stdin)
+            self._pipes.stdin = None
+
+    def close(self) -> None:
+        """Nobody reads any more: drop what is queued, answer those who wait."""
+        self._close_pipe()
+        self._totals.queued_bytes -= self._queue.close()
+        while self._waiting:
+            self._waiting.popleft().reply(self._closed_error())

@@ -1,0 +1,79 @@
+"""The stop path: the same for SIGTERM, SIGINT, daemon.stop and an uncaught error.
+
+The guard has begun it before anything here runs: the deadline is armed and the lifeline ended,
+so every shim sends TERM at once and KILL at 1.5 s, whatever becomes of this process. What is
+left to do is to refuse new work, to tell the clients how their execs ended, and to leave early.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import time
+
+import trio
+
+from runnerd.core.bounds import STOP_DEADLINE_S, STOP_FLUSH_S, STOP_GRACE_S
+from runnerd.protocol.answers import StoppingNote
+
+from .guard import cause_name
+from .listening import Listener
+from .service import Service
+
+_STEP_S = 0.005
+
+
+async def watch_guard(service: Service) -> None:
+    """Return once a cause has come. A core task: what escapes it is an uncaught error."""
+    refused = 0
+    while service.guard.cause() is None:
+        await trio.lowlevel.wait_readable(service.guard.wake_fd)
+        with contextlib.suppress(BlockingIOError):
+            os.read(service.guard.wake_fd, 4096)
+        total, number, pid = service.guard.refused()
+        if total != refused:
+            refused = service.counters.signals_refused = total
+            service.log.warning("signal_refused", signal=number, pid=pid, total=total)
+
+
+async def stop(service: Service, listener: Listener) -> None:
+    """End everything in time; returns when the process may leave."""
+    began_s = time.monotonic()
+    cause = service.guard.cause()
+    assert cause is not None
+    live = service.live()
+    service.registry.state = "stopping"
+    service.log.info(
+        "stopping", cause=cause_name(cause), code=service.guard.code(), live_execs=len(live)
+    )
+    listener.socket.close()
+    service.pool.close()
+    note = StoppingNote(cause=cause_name(cause), deadline_s=STOP_DEADLINE_S)
+    for connection in list(service.connections):
+        connection.note_stopping(note)
+    for running in live:
+        try:
+            running.end("stopped", STOP_GRACE_S)
+        except Exception as error:  # noqa: BLE001 - one exec's failure must not stop the stop
+            service.stray(error, "stop", exec_id=running.exec.exec_id)
+    with trio.move_on_after(STOP_FLUSH_S):
+        while service.registry.live_count:
+            service.when_idle = trio.Event()
+            await service.when_idle.wait()
+        while not all(connection.is_idle for connection in service.connections):
+            await trio.sleep(_STEP_S)
+    service.log.info(
+        "stopped",
+        took_s=round(time.monotonic() - began_s, 3),
+        live_execs=service.registry.live_count,
+        forced=sum(running.exec.forced for running in live),
+    )
+
+
+def stop_without_loop(service: Service) -> None:
+    """Do what can be done where trio itself has failed: wait for the shims to end their trees."""
+    service.pool.close()
+    until_s = time.monotonic() + STOP_FLUSH_S
+    while service.pool.by_pid and time.monotonic() < until_s:
+        service.reaper.reap()
+        time.sleep(_STEP_S)
