@@ -46,7 +46,7 @@ from runnerd.protocol.shimwire import (
 )
 
 from .adopted import AdoptedTree
-from .ending import ShimEnder
+from .ending import EndMessage, ShimEnder
 from .launcher import explain_failure
 from .output_pump import OutputPump
 from .pipes import Pipes
@@ -114,7 +114,6 @@ class Running:
         self._shim.on_lost = self._shim_lost
         self._shim.on_stray = self.stray
         self._ender = ShimEnder(self.exec, self._shim, self._poller, self)
-        self._service.by_shim[self._shim.pid] = self
         self._arm("start", now_s + START_TIMEOUT_S, self._start_timed_out)
         self.exec.spawned(time.monotonic())
 
@@ -125,17 +124,9 @@ class Running:
             case Exited():
                 self._exited(status_of(message))
             case Empty():
-                if self.exec.state in (State.DRAINING, State.LINGERING):
-                    self._carry_out(self.exec.emptied(time.monotonic(), time.time()))
+                self._emptied()
             case Failed():
                 self._failed(message)
-            case Ending() | Termed() | Killing() | Killed() | Survivors():
-                assert self._ender is not None
-                self._ender.take(message)
-                if isinstance(message, Survivors):
-                    self._service.counters.survivors += len(message.processes)
-                if isinstance(message, Ending | Survivors):
-                    self._end_changed()
             case Signalled():
                 if self._signal_waiters:
                     self._signal_waiters.pop(0)(message.count)
@@ -143,8 +134,23 @@ class Running:
                 self._service.log.warning(
                     "oom_score_adj_refused", exec_id=self.exec.exec_id, errno=message.errno
                 )
+            case Ending() | Termed() | Killing() | Killed() | Survivors():
+                self._end_goes_on(message)
             case Parked():
-                pass
+                pass  # the shim itself keeps what it says
+
+    def _end_goes_on(self, message: EndMessage) -> None:
+        if self._ender is None:
+            return
+        self._ender.take(message)
+        if isinstance(message, Survivors):
+            self._service.counters.survivors += len(message.processes)
+        if isinstance(message, Ending | Survivors):
+            self._end_changed()
+
+    def _emptied(self) -> None:
+        if self.exec.state in (State.DRAINING, State.LINGERING):
+            self._carry_out(self.exec.emptied(time.monotonic(), time.time()))
 
     def _started(self, message: Started) -> None:
         self._cancel("start")
@@ -356,6 +362,9 @@ class Running:
         self._service.closed(self)
         self.wake_subscribers()
         self._end_changed()
+        # The record stays for an hour, its machinery does not.
+        self._shim = self._pipes = self._output = self._stdin = None
+        self._ender = self._adopted = None
 
     # ------------------------------------------------------------------ ending
 
@@ -443,8 +452,7 @@ class Running:
         if self.exec.status is None:
             # Not among our children any more, so nobody can tell: never made up.
             self._exited(ExitStatus(code=None, signal=None, at_s=time.monotonic()))
-        if not self.exec.is_empty and self.exec.state in (State.DRAINING, State.LINGERING):
-            self._carry_out(self.exec.emptied(time.monotonic(), time.time()))
+        self._emptied()
 
     # ------------------------------------------------------------------ requests
 
