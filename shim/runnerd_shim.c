@@ -83,13 +83,14 @@ enum {
     KILL_ROUND_MS = 2,       /* between rounds, unless a child's end wakes us sooner */
     SURVIVOR_ROUND_MS = 1000,
     SEND_WAIT_MS = 100,  /* the first time the control socket is full; after that, no wait */
+    EXIT_RETRY_MS = 20,
     LEAVE_WAIT_MS = 1000, /* then the unreaped leader is left to runnerd */
     TEXT_BUSY_MS = 900,  /* ETXTBSY: another thread's fork still holds the program open */
 
     TREE_MAX = 32768, /* processes in one round; later rounds of KILL take the rest */
     KILLED_SLOTS = 65536,
     LISTED_MAX = 200, /* entries in a receipt; its total counts all */
-    LINE_BYTES = 8192,
+    LINE_BYTES = 4096, /* LISTED_MAX entries of 12 characters and a head */
     SIGNAL_MAX = 64
 };
 
@@ -522,7 +523,8 @@ static void child_execve(const char *path, const struct job *job)
 /* The search of execvp(3), along the command's own PATH, without its fallback to a shell. */
 static _Noreturn void child_exec(const struct job *job)
 {
-    const char *name = job->argv[0], *path = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin";
+    const char *path = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin";
+    const char *name = job->argv[0];
     size_t name_bytes = strlen(name);
     bool denied = false;
     char candidate[PATH_MAX];
@@ -633,7 +635,6 @@ static int job_socket = -1; /* -1 once its end was seen */
 static enum phase phase = WAITING;
 static bool leader_reaped, exit_unsent;
 static int64_t exit_unsent_ms;
-static bool childless; /* ECHILD: nothing is left, for every orphan comes to a subreaper */
 static enum ladder ladder = AT_REST;
 static int64_t kill_at_ms, survivors_at_ms, round_at_ms;
 static int64_t hold_until_ms; /* not 0: the dead are kept, see kill_round() */
@@ -704,7 +705,8 @@ static void proc_path(struct line *path, pid_t pid, const char *rest)
 static bool read_process(pid_t pid, struct process *process)
 {
     struct line path;
-    char text[1024], *at;
+    char text[1024];
+    const char *at;
     int64_t field[23] = {0};
 
     proc_path(&path, pid, "/stat");
@@ -716,18 +718,18 @@ static bool read_process(pid_t pid, struct process *process)
     process->state = at[2];
     at += 3;
     for (int i = 4; i <= 22; i++) {
-        const char *number;
-        bool negative;
+        bool negative = at[0] == ' ' && at[1] == '-';
 
         if (*at != ' ')
             return false;
-        negative = at[1] == '-';
-        number = at + 1 + negative;
-        if (!take_number(&number, &field[i]))
+        at += 1 + negative;
+        if (!take_number(&at, &field[i]))
             return false;
-        at += number - at;
         field[i] = negative ? -field[i] : field[i];
     }
+    /* A process whose first thread has ended while others run looks like a zombie. */
+    if (process->state == 'Z' && field[20] > 1)
+        process->state = 'S';
     process->pid = pid;
     process->parent = (pid_t)field[4];
     process->group = (pid_t)field[5];
@@ -904,38 +906,41 @@ static bool still_ours(const struct process *process)
     return false;
 }
 
+/* By pidfd if there is one. Where a kernel or a seccomp filter refuses those, by number, for which
+ * the check that the caller has just made must do. 0 or an errno. */
+static int send_signal(int pidfd, pid_t pid, int number)
+{
+    if (pidfd >= 0) {
+        if (syscall(SYS_pidfd_send_signal, pidfd, number, NULL, 0) == 0)
+            return 0;
+        if (errno == ESRCH)
+            return ESRCH;
+    }
+    return kill(pid, number) == 0 ? 0 : errno;
+}
+
 /* Sends one or two signals (0: none) to one process of the list. 0, or an errno; ESRCH also for
- * what is dead already or not provably ours. */
+ * what is dead already or not provably ours. A direct child needs no pidfd: it keeps its number
+ * until we reap it, and nothing is reaped between the list and here. */
 static int signal_process(struct process *process, int first, int second)
 {
-    int fd = -1, error = 0;
+    int pidfd = -1, error = ESRCH;
 
     if (process->pid <= 1 || process->pid == self || process->state == 'Z' || process->state == 'X')
         return ESRCH;
     if (process->parent != self) {
-        fd = (int)syscall(SYS_pidfd_open, process->pid, 0);
-        if (fd < 0 && errno == ESRCH)
+        pidfd = (int)syscall(SYS_pidfd_open, process->pid, 0);
+        if (pidfd < 0 && errno == ESRCH)
             return ESRCH;
-        if (!still_ours(process)) {
-            if (fd >= 0)
-                close(fd);
-            return ESRCH;
-        }
     }
-    process->proven = true;
-    /* A direct child keeps its number until we reap it, and we do not reap between list and here.
-     * Where a kernel or a seccomp filter has no pidfds, the check just made must do for others. */
-    if (fd < 0 || syscall(SYS_pidfd_send_signal, fd, first, NULL, 0) < 0) {
-        if (fd >= 0 && errno == ESRCH)
-            error = ESRCH;
-        else if (kill(process->pid, first) < 0)
-            error = errno;
+    if (process->parent == self || still_ours(process)) {
+        process->proven = true;
+        error = send_signal(pidfd, process->pid, first);
+        if (error == 0 && second)
+            send_signal(pidfd, process->pid, second);
     }
-    if (!error && second && (fd < 0 || syscall(SYS_pidfd_send_signal, fd, second, NULL, 0) < 0))
-        if (fd < 0 || errno != ESRCH)
-            kill(process->pid, second);
-    if (fd >= 0)
-        close(fd);
+    if (pidfd >= 0)
+        close(pidfd);
     return error;
 }
 
@@ -984,13 +989,13 @@ static void kill_child_now(pid_t pid)
 
 /* KILL to every direct child, before anything is read about any of them: a process that runs from
  * us by forking and exiting becomes our child with each exit, and lives less than a look takes.
- * True if some are not dead yet. */
+ * True if some are not dead yet, or if the kernel does not list them. */
 static bool kill_children(void)
 {
-    bool dying = false;
+    bool dying;
 
     tree_count = 0;
-    each_child(self, self, kill_child_now);
+    dying = !each_child(self, self, kill_child_now);
     for (size_t i = 0; i < tree_count; i++) {
         pid_t pid = tree[i].pid; /* still itself, for only we can reap it */
 
@@ -1267,7 +1272,8 @@ static void reap(void)
         if (peek(hold_until_ms ? P_PID : P_ALL, &info, &usage) < 0) {
             if (errno == EINTR)
                 continue;
-            childless = errno == ECHILD && !hold_until_ms;
+            if (errno == ECHILD && !hold_until_ms)
+                leave(); /* nothing is left, for every orphan comes to a subreaper */
             return;
         }
         if (info.si_pid == 0)
@@ -1469,16 +1475,14 @@ static int wait_ms(void)
 {
     int64_t until, now = now_ms();
 
-    if (ladder == GRACE)
-        until = kill_at_ms;
-    else if (ladder != AT_REST)
-        until = round_at_ms;
-    else if (exit_unsent)
-        until = now + LEAVE_WAIT_MS / 4;
+    if (ladder == AT_REST)
+        until = exit_unsent ? now + EXIT_RETRY_MS : -1;
     else
+        until = ladder == GRACE ? kill_at_ms : round_at_ms;
+    if (until < 0)
         return -1;
-    if (exit_unsent && until > now + LEAVE_WAIT_MS / 4)
-        until = now + LEAVE_WAIT_MS / 4;
+    if (exit_unsent && until > now + EXIT_RETRY_MS)
+        until = now + EXIT_RETRY_MS;
     return until <= now ? 0 : until - now > INT_MAX ? INT_MAX : (int)(until - now);
 }
 
@@ -1493,21 +1497,19 @@ static _Noreturn void run(const sigset_t *while_waiting)
         int ms;
 
         reap();
-        if (childless)
-            leave();
         climb_ladder();
+        reap(); /* a round of KILL may just have seen the last one dead */
         ms = wait_ms();
         timeout.tv_sec = ms / 1000;
         timeout.tv_nsec = (long)(ms % 1000) * 1000000;
         fds[0].fd = control_open ? CONTROL_FD : -1;
-        fds[0].events = (short)(POLLIN | (exit_unsent ? POLLOUT : 0));
         fds[2].fd = phase == STARTING ? job_socket : -1;
         /* Here alone SIGCHLD can come: a child's end ends the wait, and none slips in before it. */
         if (ppoll(fds, 3, ms < 0 ? NULL : &timeout, while_waiting) <= 0)
             continue;
         if (fds[2].revents)
             start_ended();
-        if (fds[0].revents & ~POLLOUT)
+        if (fds[0].revents)
             take_message();
         if (fds[1].revents) {
             fds[1].fd = -1;

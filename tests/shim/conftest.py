@@ -3,6 +3,7 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import os
+import shlex
 import shutil
 import subprocess
 import tempfile
@@ -43,13 +44,25 @@ class Mutant(Protocol):
 
 
 @pytest.fixture(scope="session")
-def shim_program() -> Path:
-    return build_hook.build(build_hook.NATIVE_DIR)[0]
+def native(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
+    """Shim and guard; $RUNNERD_TEST_CC names another compiler to test what it makes."""
+    cc = shlex.split(os.environ.get("RUNNERD_TEST_CC", ""))
+    if not cc:
+        return build_hook.build(build_hook.NATIVE_DIR)
+    directory = tmp_path_factory.mktemp("native")
+    for parent in (directory, directory.parent):  # some shims run as another user
+        parent.chmod(0o755)
+    return build_hook.build(directory, cc=cc)
 
 
 @pytest.fixture(scope="session")
-def guard_object() -> Path:
-    return build_hook.build(build_hook.NATIVE_DIR)[1]
+def shim_program(native: tuple[Path, Path]) -> Path:
+    return native[0]
+
+
+@pytest.fixture(scope="session")
+def guard_object(native: tuple[Path, Path]) -> Path:
+    return native[1]
 
 
 @pytest.fixture
