@@ -102,10 +102,13 @@ def mutant(compile_c: Callable[..., None]) -> Iterator[Mutant]:
     directory.chmod(0o755)
 
     def build_mutant(old: str, new: str) -> Path:
-        text = SOURCE.read_text(encoding="utf-8")
-        assert text.count(old) == 1, f"{old!r} must stand in the source exactly once"
-        source = directory / "mutant.c"
-        source.write_text(text.replace(old, new), encoding="utf-8")
+        found = 0
+        for path in SHIM_DIR.glob("*.[ch]"):
+            text = path.read_text(encoding="utf-8")
+            found += text.count(old)
+            (directory / path.name).write_text(text.replace(old, new), encoding="utf-8")
+        assert found == 1, f"{old!r} must stand in the sources exactly once"
+        source = directory / SOURCE.name
         compile_c(source, directory / "mutant", "-Wno-unused")
         return directory / "mutant"
 

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from runnerd.protocol.job import JOB_VERSION, Job, JobUser, pack_job
 
-SOURCE = Path(__file__).resolve().parents[2] / "shim" / "runnerd_shim.c"
+SOURCE = Path(__file__).resolve().parents[2] / "shim" / "shim_child.h"
 HEADER = struct.Struct("=4sIQIIiiIIIIIIQ")
 
 U32 = st.integers(0, 2**32 - 1)
