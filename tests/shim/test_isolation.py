@@ -324,6 +324,7 @@ def test_the_child_leaves_with_a_killed_shim_while_parked(start: Start, n: int) 
     shim = start()
     child: int = shim.said[0].pid  # type: ignore[union-attr]
     os.kill(shim.pid, signal.SIGKILL)
+    shim.wait()  # from here on the child is ours
     wait_until(lambda: (proc_field(child, "State") or "Z")[0] == "Z")
     os.waitpid(child, 0)
 
