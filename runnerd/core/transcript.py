@@ -212,10 +212,7 @@ class TailBudget:
 
     def _share(self) -> None:
         share = self._bounds.transcript_total_bytes_max // max(1, len(self._live))
-        tail = max(self._bounds.tail_bytes_min, min(self._bounds.tail_bytes_max, share))
-        if tail < self.tail_bytes and self.used_bytes > self._bounds.transcript_total_bytes_max:
-            self._relieve()
-        self.tail_bytes = tail
+        self.tail_bytes = max(self._bounds.tail_bytes_min, min(self._bounds.tail_bytes_max, share))
 
     def _relieve(self) -> None:
         for transcript in list(self._finished):
