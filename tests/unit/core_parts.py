@@ -73,3 +73,13 @@ def fill(transcript: Transcript, budget: TailBudget, cost: int) -> None:
     until = transcript.end_cost + cost
     while transcript.end_cost < until:
         transcript.append(0, b"x" * chunk_bytes(budget.tail_bytes))
+
+
+def run_to_close(its_exec: Exec, now_s: float, *, output: bytes = b"") -> None:
+    """Take an accepted exec through an uneventful life."""
+    its_exec.started(100, 900, now_s, WALL_S)
+    if output:
+        its_exec.output(0, output, now_s)
+    its_exec.exited(exit_status(at_s=now_s), by_itself=True)
+    its_exec.drained(now_s, WALL_S, oom_kills=0, starts=its_exec.number)
+    its_exec.emptied(now_s, WALL_S)
