@@ -195,8 +195,7 @@ class Outgoing:
             size += len(message)
         else:
             self._ready[subscription] = None  # behind the others
-        if size:
-            running.reader_advanced()
+        running.reader_advanced()  # also where it only passed over what it is not sent
         if subscription.over:
             del self.subscriptions[subscription.number]
             self._service.counters.subscriptions -= 1
