@@ -189,9 +189,12 @@ class Running:
             interpreter=message.interpreter,
         )
         if message.stage == "killed" and self.exec.ending is not None:
+            kind = "stopping" if self.exec.ending == "stopped" else "cancelled"
             error = RequestError(
-                "cancelled", f"exec '{self.exec.exec_id}' was ended before it had started"
+                kind, f"exec '{self.exec.exec_id}' was ended before it had started"
             )
+            # The same start sent again must not run after its cancel was answered.
+            self._service.registry.bury(self.exec.exec_id, time.monotonic())
         self._start_failed(error)
 
     def _start_timed_out(self) -> None:
@@ -358,6 +361,9 @@ class Running:
             self._cancel(name)
         if self._ender is not None:
             self._ender.forget_timer()
+        for waiter in self._signal_waiters:
+            waiter(0)  # the shim left before it had read them: nothing was signalled
+        self._signal_waiters.clear()
         self._service.observe_closed(self.exec)
         self._service.closed(self)
         self.wake_subscribers()
@@ -497,7 +503,14 @@ class Running:
         self._service.stray(error, "exec", exec_id=self.exec.exec_id)
         if self.exec.state is State.STARTING:
             self._start_failed(RequestError("internal", "the start failed inside runnerd"))
-        elif self.exec.is_live:
+            return
+        # What failed may fail again at once, as long as its descriptor is ready: nothing of the
+        # streams is touched any more. The exit still comes, by way of the shim.
+        if self._output is not None:
+            self._output.close()
+        if self._stdin is not None:
+            self._stdin.close()
+        if self.exec.is_live:
             self.end("internal", 0.0)
 
     def _arm(self, name: str, at_s: float, call: Callable[[], None]) -> None:
