@@ -124,7 +124,9 @@ class RunnerdProcess:
 
     def ctl_words(self, *words: str) -> list[str]:
         """Return the command line of a runnerctl that talks to this daemon."""
-        return [sys.executable, "-m", "runnerd.ctl.main", "--socket", self.socket_path, *words]
+        # As the installed script does; by -m its module would be compiled anew each time.
+        start = "from runnerd.ctl.main import script; script()"
+        return [sys.executable, "-c", start, "--socket", self.socket_path, *words]
 
     def ctl(self, *words: str, **options: Any) -> subprocess.CompletedProcess[bytes]:
         """Run runnerctl to its end and return its exit code and what it printed."""
