@@ -6,6 +6,7 @@ output does.
 
 from __future__ import annotations
 
+import functools
 import socket
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Final
@@ -20,7 +21,8 @@ from runnerd.protocol.errors import RequestError
 from runnerd.protocol.framing import Encoding, FrameSplitter, FramingError
 
 from .access import Peer
-from .methods import dispatch
+from .effects import each_of
+from .methods import Waiting, dispatch
 from .outgoing import Outgoing
 from .running import Running
 
@@ -42,6 +44,7 @@ class Connection:
     Attributes:
         number: For the log.
         is_open: Whether hello was answered.
+        waiting: What of its requests is left with an exec, to be taken back when it goes.
     """
 
     def __init__(
@@ -57,6 +60,8 @@ class Connection:
         self._refusal = refusal
         self._splitter = FrameSplitter(service.bounds.frame_bytes_max)
         self._codec: Codec | None = None
+        self.waiting: set[Waiting] = set()
+        self._reserved = 0
         self._unanswered: set[RequestId] = set()
         self._next_subscription = 1
         self._closing = False
@@ -76,12 +81,17 @@ class Connection:
             self._release()
 
     def _release(self) -> None:
-        for subscription, running in self._outgoing.subscriptions.values():
-            running.unsubscribe(subscription, lost=True)
-            self._service.counters.subscriptions -= 1
-        self._outgoing.subscriptions.clear()
         self._sock.close()
-        self._outgoing.closed()
+        held = self._outgoing.closed()
+        self._service.counters.subscriptions -= len(held) + self._reserved
+        self._reserved = 0
+        each_of(
+            *(waiting.abandon for waiting in list(self.waiting)),
+            *(
+                functools.partial(running.unsubscribe, subscription, lost=True)
+                for subscription, running in held
+            ),
+        )
 
     def close(self) -> None:
         """End it now, without a word."""
@@ -148,7 +158,7 @@ class Connection:
             self.fail(request.id, error)
         except Exception as error:  # noqa: BLE001 - stray: answered, counted, survived
             self._service.stray(error, "request", method=request.method)
-            self.fail(request.id, RequestError("internal", "the request failed inside runnerd"))
+            self.fail_inside(request.id)
 
     def _admit(self, request_id: RequestId) -> bool:
         most = self._service.bounds.pipelined_requests_max
@@ -176,26 +186,29 @@ class Connection:
     # ------------------------------------------------------------------ answers
 
     def answer(self, request_id: RequestId | None, result: msgspec.Struct) -> None:
-        """Send an answer; a notification gets none."""
-        if request_id is not None:
+        """Send an answer; a notification gets none, and no request two."""
+        if request_id is not None and request_id in self._unanswered:
+            message = self._codec_or_json().answer(request_id, result)
             self._unanswered.discard(request_id)
-            self._outgoing.send(self._codec_or_json().answer(request_id, result))
+            self._outgoing.send(message)
 
     def fail(self, request_id: RequestId | None, error: RequestError) -> None:
-        """Send an error."""
+        """Send an error; one about no request of its own has no id."""
         self._service.refused(error.kind)
         if request_id is not None:
+            if request_id not in self._unanswered:
+                return
             self._unanswered.discard(request_id)
         self._outgoing.send(self._codec_or_json().failure(request_id, error))
+
+    def fail_inside(self, request_id: RequestId | None) -> None:
+        """Answer a request that a stray failure met."""
+        self.fail(request_id, RequestError("internal", "the request failed inside runnerd"))
 
     def note_stopping(self, note: StoppingNote) -> None:
         """Tell an open connection that the daemon stops."""
         if self.is_open and self._codec is not None:
             self._outgoing.send(self._codec.note("daemon.stopping", note))
-
-    def refuse_and_close(self, error: RequestError) -> None:
-        """Answer the peer's first frame with an error, then close."""
-        self._refusal = error
 
     def _say_and_close(self, error: RequestError) -> None:
         self._outgoing.send(self._codec_or_json().failure(None, error))
@@ -214,17 +227,36 @@ class Connection:
         Raises:
             RequestError: busy at the limit, or what `make` raises.
         """
+        self.reserve_subscription()
+        try:
+            subscription = make(self._next_subscription)
+        finally:
+            self.unreserve_subscription()
+        self._next_subscription += 1
+        self._outgoing.subscriptions[subscription.number] = (subscription, running)
+        self._service.counters.subscriptions += 1
+        running.subscribe(subscription, self)
+        return subscription
+
+    def reserve_subscription(self) -> None:
+        """Keep room for one that is to be opened later.
+
+        Raises:
+            RequestError: busy at the limit.
+        """
         counters, most = self._service.counters, self._service.bounds.subscriptions_max
         if counters.subscriptions >= most:
             raise RequestError(
                 "busy", f"{most} subscriptions are open; that is the most", retry_after_s=1.0
             )
-        subscription = make(self._next_subscription)
-        self._next_subscription += 1
-        self._outgoing.subscriptions[subscription.number] = (subscription, running)
         counters.subscriptions += 1
-        running.subscribe(subscription, self)
-        return subscription
+        self._reserved += 1
+
+    def unreserve_subscription(self) -> None:
+        """Give that room back; a connection that is gone has done so."""
+        if self._reserved:
+            self._reserved -= 1
+            self._service.counters.subscriptions -= 1
 
     def subscription(self, number: int) -> tuple[Subscription, Running]:
         """Return a subscription opened here.

@@ -74,6 +74,8 @@ class Outgoing:
 
     def send(self, message: bytes) -> None:
         """Queue a message, before all output."""
+        if self._sock.fileno() < 0:
+            return
         self._outbox.append(message)
         self._outbox_bytes += len(message)
         if self._outbox_bytes > self._service.bounds.outgoing_bytes_max:
@@ -163,9 +165,14 @@ class Outgoing:
             self._service.poller.defer(self, self.flush)
             await self._progress.wait()
 
-    def closed(self) -> None:
-        """The socket is closed: let go of everyone who waits."""
+    def closed(self) -> list[tuple[Subscription, Running]]:
+        """The socket is closed: let go of everything; returns the subscriptions still open."""
         self._progress.set()
+        self._outbox.clear()
+        self._rest.clear()
+        held = list(self.subscriptions.values())
+        self.subscriptions.clear()
+        return held
 
     def _next_batch(self) -> list[bytes]:
         batch: list[bytes] = []
