@@ -23,7 +23,16 @@ _TICKS_S: Final = os.sysconf("SC_CLK_TCK")
 
 def rss_bytes(pid: int) -> int:
     """Return a process's resident set."""
-    found = re.search(r"VmRSS:\s+(\d+) kB", Path(f"/proc/{pid}/status").read_text())
+    return _memory(pid, "VmRSS")
+
+
+def peak_rss_bytes(pid: int) -> int:
+    """Return the largest resident set a process has had."""
+    return _memory(pid, "VmHWM")
+
+
+def _memory(pid: int, name: str) -> int:
+    found = re.search(rf"{name}:\s+(\d+) kB", Path(f"/proc/{pid}/status").read_text())
     assert found is not None
     return int(found[1]) * 1024
 
@@ -32,15 +41,6 @@ def cpu_s(pid: int) -> float:
     """Return the CPU seconds a process has used, user and system."""
     fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
     return (int(fields[11]) + int(fields[12])) / _TICKS_S
-
-
-def fds(pid: int) -> list[str]:
-    """Return what a process's descriptors are, without their numbers."""
-    found: list[str] = []
-    for entry in Path(f"/proc/{pid}/fd").iterdir():
-        with contextlib.suppress(OSError):
-            found.append(entry.readlink().name.partition(":")[0])
-    return sorted(found)
 
 
 def marked(*words: str) -> set[int]:
