@@ -91,16 +91,23 @@ class RunnerdProcess:
         directory: Where its socket, log and state go.
         options: Further options of `runnerd serve`.
         env: Variables over the test's own.
+        prefix: A command line that runs the daemon as its own last words.
     """
 
-    def __init__(self, directory: Path, *options: str, env: dict[str, str] | None = None) -> None:
+    def __init__(
+        self,
+        directory: Path,
+        *options: str,
+        env: dict[str, str] | None = None,
+        prefix: tuple[str, ...] = (),
+    ) -> None:
         self.socket_path = str(directory / "runnerd.sock")
         self.log_path = directory / "runnerd.log"
         read_fd, write_fd = os.pipe()
         words = ("serve", "--socket", self.socket_path, "--ready-fd", str(write_fd), *options)
         with self.log_path.open("wb") as log:
             self.process = subprocess.Popen(
-                [sys.executable, "-m", "runnerd.daemon.main", *words],
+                [*prefix, sys.executable, "-m", "runnerd.daemon.main", *words],
                 cwd=REPOSITORY,
                 env={**os.environ, **(env or {})},
                 stdin=subprocess.DEVNULL,
@@ -178,10 +185,10 @@ def daemons(directory: Path) -> Iterator[Callable[..., RunnerdProcess]]:
     before = children()
     started: list[RunnerdProcess] = []
 
-    def start(*options: str, env: dict[str, str] | None = None) -> RunnerdProcess:
+    def start(*options: str, **how: Any) -> RunnerdProcess:
         place = directory / f"d{len(started)}"
         place.mkdir()
-        daemon = RunnerdProcess(place, *options, env=env)
+        daemon = RunnerdProcess(place, *options, **how)
         started.append(daemon)
         return daemon
 
