@@ -79,6 +79,7 @@ enum {
 
     HANG_UP_GRACE_MS = 1500, /* runnerd's own stop kills at 1.5 s and is gone at 2.0 s */
     KILL_BOUND_MS = 1000,    /* rounds of KILL until what is left is called a survivor */
+    KILL_HOLD_MS = 100,      /* without news, until the dead are reaped though others are dying */
     KILL_ROUND_MS = 2,       /* between rounds, unless a child's end wakes us sooner */
     SURVIVOR_ROUND_MS = 1000,
     SEND_WAIT_MS = 100,  /* the first time the control socket is full; after that, no wait */
@@ -484,10 +485,13 @@ static void child_become(const struct job *job)
 {
     const struct job_header *head = job->head;
 
+    /* As an argument of these calls -1 means "unchanged": the command would stay what we are. */
     report->stage = GROUPS;
+    job_check(head->gid != UINT32_MAX);
     child_check(syscall(SYS_setgroups, (size_t)head->group_count, job->groups));
     child_check(syscall(SYS_setresgid, head->gid, head->gid, head->gid));
     report->stage = USER;
+    job_check(head->uid != UINT32_MAX);
     child_check(syscall(SYS_setresuid, head->uid, head->uid, head->uid));
     if (head->uid != 0)
         child_drop_capabilities();
@@ -632,6 +636,7 @@ static int64_t exit_unsent_ms;
 static bool childless; /* ECHILD: nothing is left, for every orphan comes to a subreaper */
 static enum ladder ladder = AT_REST;
 static int64_t kill_at_ms, survivors_at_ms, round_at_ms;
+static int64_t hold_until_ms; /* not 0: the dead are kept, see kill_round() */
 static bool control_open = true, control_full;
 
 /* True if runnerd has it, or is gone and nobody can have it. False only if the socket stayed full:
@@ -676,13 +681,16 @@ static void say_failed(const char *stage, int error, bool interpreter)
 struct process {
     pid_t pid, parent, group, session;
     char state, found; /* found: 'c' by children files, 'p' by a scan of /proc */
+    bool proven; /* ours, by signal_process() in this list */
     uint32_t flags;
     uint64_t start; /* clock ticks since boot */
+    const struct process *listed_parent; /* in `tree`; NULL for our own children and in a scan */
 };
 
 /* Static and never touched beyond what is used, so a small tree costs a page or two. */
 static struct process tree[TREE_MAX];
 static size_t tree_count;
+static const struct process *tree_parent; /* whose children are being added */
 
 static void proc_path(struct line *path, pid_t pid, const char *rest)
 {
@@ -739,8 +747,14 @@ static bool tree_has(pid_t pid)
 
 static void tree_add(pid_t pid, char found)
 {
-    if (tree_count < TREE_MAX && pid > 1 && pid != self && read_process(pid, &tree[tree_count]))
-        tree[tree_count++].found = found;
+    struct process *process = &tree[tree_count];
+
+    if (tree_count >= TREE_MAX || pid <= 1 || pid == self || !read_process(pid, process))
+        return;
+    process->found = found;
+    process->proven = false;
+    process->listed_parent = tree_parent;
+    tree_count++;
 }
 
 /* Calls `each` with the children of one thread. False if there is no such file: the process is
@@ -838,9 +852,11 @@ static void tree_walk_from(size_t first)
     struct line path;
 
     for (size_t i = first; i < tree_count; i++) {
+        tree_parent = &tree[i];
         proc_path(&path, tree[i].pid, "/task");
         each_number_in(path.text, tree_add_thread, &tree[i].pid);
     }
+    tree_parent = NULL;
 }
 
 /* Lists every living or unreaped descendant. A parent that dies during the walk hands its children
@@ -864,13 +880,17 @@ static bool tree_list(void)
 }
 
 /* Whether this very process still descends from us. Each link is read, then its parent, then the
- * link again: had the parent died in between, the child would have another one by now. */
+ * link again: had the parent died in between, the child would have another one by now. For the same
+ * reason one link is enough where it leads to the listed parent and that one was proven already. */
 static bool still_ours(const struct process *process)
 {
     struct process child, parent, again;
 
     if (!read_process(process->pid, &child) || child.start != process->start)
         return false;
+    if (process->listed_parent && process->listed_parent->proven &&
+        process->listed_parent->pid == child.parent)
+        return true;
     for (int depth = 0; depth < TREE_MAX; depth++) {
         if (child.parent == self)
             return true;
@@ -886,7 +906,7 @@ static bool still_ours(const struct process *process)
 
 /* Sends one or two signals (0: none) to one process of the list. 0, or an errno; ESRCH also for
  * what is dead already or not provably ours. */
-static int signal_process(const struct process *process, int first, int second)
+static int signal_process(struct process *process, int first, int second)
 {
     int fd = -1, error = 0;
 
@@ -902,6 +922,7 @@ static int signal_process(const struct process *process, int first, int second)
             return ESRCH;
         }
     }
+    process->proven = true;
     /* A direct child keeps its number until we reap it, and we do not reap between list and here.
      * Where a kernel or a seccomp filter has no pidfds, the check just made must do for others. */
     if (fd < 0 || syscall(SYS_pidfd_send_signal, fd, first, NULL, 0) < 0) {
@@ -955,29 +976,56 @@ static void note_killed(const struct process *process)
 
 static void kill_child_now(pid_t pid)
 {
-    struct process process;
-
     if (pid <= 1 || (pid == leader && exit_unsent) || kill(pid, SIGKILL) < 0)
         return;
-    process.found = 'c';
-    if (read_process(pid, &process)) /* after the kill: it cannot be reaped but by us */
-        note_killed(&process);
+    if (tree_count < TREE_MAX)
+        tree[tree_count++].pid = pid;
 }
 
-/* One round of KILL. Direct children first and without looking at them: a process that runs from
- * us by forking and exiting is our child after each exit, and lives less than a walk takes. Then
- * the rest, which matters where a parent cannot die (D state, another user) or is a subreaper. */
-static void kill_round(void)
+/* KILL to every direct child, before anything is read about any of them: a process that runs from
+ * us by forking and exiting becomes our child with each exit, and lives less than a look takes.
+ * True if some are not dead yet. */
+static bool kill_children(void)
 {
+    bool dying = false;
+
+    tree_count = 0;
     each_child(self, self, kill_child_now);
-    if (!tree_list()) {
-        if (!leader_reaped)
-            kill(-leader, SIGKILL); /* no /proc at all: the group is what can be reached */
-        return;
+    for (size_t i = 0; i < tree_count; i++) {
+        pid_t pid = tree[i].pid; /* still itself, for only we can reap it */
+
+        tree[i].found = 'c';
+        if (read_process(pid, &tree[i])) {
+            note_killed(&tree[i]);
+            dying |= tree[i].state != 'Z';
+        }
     }
-    for (size_t i = 0; i < tree_count; i++)
+    return dying;
+}
+
+/* One round of KILL; true if it met anything new.
+ *
+ * Direct children, and if they are not all dead already then the whole tree: a killed parent can
+ * take long to get the processor it needs to die, and its children come to us only after that. When
+ * all our children are dead, nothing is left, since an orphan of the tree is a child of ours.
+ *
+ * The dead are not reaped as long as rounds bring news: at a limit of pids a fork bomb fills each
+ * place that a reap sets free (seen: 246 of 300 still there after a second). */
+static bool kill_round(void)
+{
+    int64_t before = killed_total, now = now_ms();
+    bool dying = kill_children();
+
+    if (dying && !tree_list() && !leader_reaped)
+        kill(-leader, SIGKILL); /* no /proc at all: the group is what can be reached */
+    for (size_t i = 0; dying && i < tree_count; i++)
         if (signal_process(&tree[i], SIGKILL, 0) == 0)
             note_killed(&tree[i]);
+    if (killed_total > before)
+        hold_until_ms = now + KILL_HOLD_MS;
+    else if (!dying || now >= hold_until_ms)
+        hold_until_ms = 0;
+    return killed_total > before;
 }
 
 static void say_killed(void)
@@ -1126,18 +1174,22 @@ static void climb_ladder(void)
         survivors_at_ms = now + KILL_BOUND_MS;
     }
     if (ladder == KILLING) {
-        kill_round();
-        round_at_ms = now_ms() + KILL_ROUND_MS;
+        round_at_ms = kill_round() ? now : now + KILL_ROUND_MS;
         if (now >= survivors_at_ms) {
             say_killed();
-            say_survivors();
             ladder = SURVIVING;
-            round_at_ms = now + SURVIVOR_ROUND_MS;
+            round_at_ms = now;
         }
-    } else if (ladder == SURVIVING && now >= round_at_ms) {
-        kill_round();
-        say_survivors();
-        round_at_ms = now + SURVIVOR_ROUND_MS;
+    }
+    if (ladder == SURVIVING && now >= round_at_ms) {
+        /* What still multiplies is chased on without a pause, what only stays is asked seldom. */
+        bool news = kill_round();
+
+        if (now >= survivors_at_ms) {
+            say_survivors();
+            survivors_at_ms = now + SURVIVOR_ROUND_MS;
+        }
+        round_at_ms = now + (news ? KILL_ROUND_MS : SURVIVOR_ROUND_MS);
     }
 }
 
@@ -1221,10 +1273,12 @@ static bool leader_ended(const siginfo_t *info, const struct rusage *usage)
 }
 
 /* The libcs leave out the fifth argument, the usage of a child that is not reaped yet. */
-static int peek(siginfo_t *info, struct rusage *usage)
+static int peek(idtype_t whom, siginfo_t *info, struct rusage *usage)
 {
+    const pid_t pid = whom == P_PID ? leader : 0;
+
     info->si_pid = 0;
-    return (int)syscall(SYS_waitid, P_ALL, 0, info, WEXITED | WNOHANG | WNOWAIT, usage);
+    return (int)syscall(SYS_waitid, whom, pid, info, WEXITED | WNOHANG | WNOWAIT, usage);
 }
 
 /* With the exit untold the peek would find the leader for ever, so the others are reaped from a
@@ -1249,11 +1303,13 @@ static void reap(void)
     siginfo_t info;
     struct rusage usage;
 
+    if (hold_until_ms && leader_reaped)
+        return;
     for (;;) {
-        if (peek(&info, &usage) < 0) {
+        if (peek(hold_until_ms ? P_PID : P_ALL, &info, &usage) < 0) {
             if (errno == EINTR)
                 continue;
-            childless = errno == ECHILD;
+            childless = errno == ECHILD && !hold_until_ms;
             return;
         }
         if (info.si_pid == 0)

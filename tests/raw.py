@@ -7,7 +7,7 @@ import json
 import select
 import socket
 import time
-from typing import Any, Final
+from typing import Any, Final, Self
 
 import msgspec
 
@@ -36,7 +36,7 @@ class RawError(Exception):
         return dict(self.error.get("data", {}))
 
 
-class Closed(Exception):
+class ClosedError(Exception):
     """The daemon closed the connection."""
 
 
@@ -62,7 +62,7 @@ class RawClient:
         self._next_id = 1
         self.hello: dict[str, Any] = self.call("hello", protocol=[1]) if hello else {}
 
-    def __enter__(self) -> RawClient:
+    def __enter__(self) -> Self:
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -103,7 +103,7 @@ class RawClient:
         """Wait for one message of any kind, file it and return it.
 
         Raises:
-            Closed: If the daemon closed the connection.
+            ClosedError: If the daemon closed the connection.
             TimeoutError: If nothing came.
         """
         while (payload := self._splitter.next_frame()) is None:
@@ -113,9 +113,9 @@ class RawClient:
             try:
                 data = self.sock.recv(1 << 18)
             except ConnectionResetError as error:
-                raise Closed from error
+                raise ClosedError from error
             if not data:
-                raise Closed
+                raise ClosedError
             self._splitter.feed(data)
         decode = json.loads if self._encoding is Encoding.JSON else msgspec.msgpack.decode
         message: dict[str, Any] = decode(payload)

@@ -31,7 +31,11 @@ from runnerd.protocol.framing import Encoding
 from runnerd.protocol.requests import (
     PROTOCOL_VERSIONS,
     Attach,
+    DaemonDrain,
+    DaemonInfoRequest,
     DaemonMetrics,
+    DaemonStop,
+    DaemonUndrain,
     ExecAttach,
     ExecCancel,
     ExecInspect,
@@ -40,8 +44,8 @@ from runnerd.protocol.requests import (
     ExecStart,
     ExecWait,
     Hello,
-    NoParams,
     Params,
+    Ping,
 )
 
 from .errors import (
@@ -433,11 +437,11 @@ class Client:
 
     def ping(self) -> None:
         """Return once the daemon has answered."""
-        self.call("ping", NoParams())
+        self.call("ping", Ping())
 
     def info(self) -> DaemonInfo:
         """Describe the daemon."""
-        return self._ask("daemon.info", NoParams(), DaemonInfo)
+        return self._ask("daemon.info", DaemonInfoRequest(), DaemonInfo)
 
     def metrics(self, format: Literal["text", "openmetrics"] = "text") -> MetricsAnswer:  # noqa: A002
         """Read the daemon's metrics."""
@@ -445,15 +449,15 @@ class Client:
 
     def drain(self) -> None:
         """Let the daemon take no new work, until undrain()."""
-        self.call("daemon.drain", NoParams())
+        self.call("daemon.drain", DaemonDrain())
 
     def undrain(self) -> None:
         """Let the daemon take new work again."""
-        self.call("daemon.undrain", NoParams())
+        self.call("daemon.undrain", DaemonUndrain())
 
     def stop(self) -> None:
         """Stop the daemon; returns when it has begun to, every exec is then being ended."""
-        self.call("daemon.stop", NoParams())
+        self.call("daemon.stop", DaemonStop())
 
     def call(
         self, method: str, params: Params, *, timeout_s: float | None = None

@@ -52,7 +52,7 @@ class RemoteError(ClientError):
     """
 
     def __init__(self, body: ErrorBody) -> None:
-        data = body.data or ErrorData(kind="", layer="", preserved="", hint="")
+        data = body.data or ErrorData(kind="", layer="", preserved="", hint="", retryable=False)
         super().__init__(body.message, preserved=data.preserved, hint=data.hint)
         self.code = body.code
         self.kind = data.kind

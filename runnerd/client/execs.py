@@ -50,7 +50,7 @@ class Exec:
         created: Whether this handle's start made the exec.
         exit: How the command ended, once that is known; never made up.
         closed: Once nothing of the exec is left and its subscription told so.
-        gap_bytes: Output bytes announced as no longer kept.
+        gap_bytes: Output bytes announced as no longer kept, as far as their number is known.
         last_seq: The last record that output() is done with: another one was asked for.
     """
 
@@ -265,7 +265,7 @@ class Exec:
     def _took(self, note: OutputNote | GapNote) -> None:
         self.last_seq = note.last_seq if isinstance(note, GapNote) else note.seq
         if isinstance(note, GapNote):
-            self.gap_bytes += note.stdout_bytes + note.stderr_bytes
+            self.gap_bytes += (note.stdout_bytes or 0) + (note.stderr_bytes or 0)
             return
         if self._window_bytes is None:
             return

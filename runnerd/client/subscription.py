@@ -30,7 +30,7 @@ class Subscription:
 
     Attributes:
         last_seq: The last sequence told, in a record or a gap.
-        gap_bytes: Bytes announced as no longer kept, both streams together.
+        gap_bytes: Bytes announced as no longer kept, both streams together, as far as known.
         has_exited: Whether the exit came.
     """
 
@@ -62,21 +62,31 @@ class Subscription:
         self._offsets[note.stream] = note.offset + len(note.data)
 
     def gap(self, note: GapNote) -> None:
-        """Check a gap and count its bytes.
+        """Check a gap, count its bytes, and go on where it says.
 
         Raises:
-            ProtocolViolation: If it may not come now, or makes no sense.
+            ProtocolViolation: If it may not come now, or its bytes and offsets disagree.
         """
-        if note.last_seq < note.first_seq or min(note.stdout_bytes, note.stderr_bytes) < 0:
+        if note.last_seq < note.first_seq:
             raise self._violation(f"a gap from {note.first_seq} to {note.last_seq}")
         self._advance(note.exec_id, note.first_seq, note.last_seq)
         if self.has_exited:
             raise self._violation(f"a gap at sequence {note.first_seq} after the exit")
-        for stream, lost_bytes in (("stdout", note.stdout_bytes), ("stderr", note.stderr_bytes)):
-            expected = self._offsets.get(stream)
-            if expected is not None:
-                self._offsets[stream] = expected + lost_bytes
-        self.gap_bytes += note.stdout_bytes + note.stderr_bytes
+        self._pass_over("stdout", note.stdout_bytes, note.stdout_offset)
+        self._pass_over("stderr", note.stderr_bytes, note.stderr_offset)
+
+    def _pass_over(self, stream: str, lost_bytes: int | None, offset: int) -> None:
+        if stream not in self._offsets:
+            return
+        expected = self._offsets[stream]
+        if expected is not None:
+            if offset < expected or lost_bytes not in (None, offset - expected):
+                raise self._violation(
+                    f"a gap of {lost_bytes} bytes in {stream} from {expected} to {offset}"
+                )
+            lost_bytes = offset - expected
+        self.gap_bytes += lost_bytes or 0
+        self._offsets[stream] = offset
 
     def exited(self, note: ExitedNote) -> None:
         """Check an exit.

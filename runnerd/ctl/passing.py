@@ -111,9 +111,9 @@ class Passer:
         if isinstance(event, OutputNote):
             self._pass_output(event)
         elif isinstance(event, GapNote):
-            lost = {"stdout": event.stdout_bytes, "stderr": event.stderr_bytes}
-            what = " and ".join(f"{count} bytes of {name}" for name, count in lost.items() if count)
-            say(f"{what or 'some records'} are no longer kept")
+            lost = (("stdout", event.stdout_bytes), ("stderr", event.stderr_bytes))
+            known = [f"{count} bytes of {name}" for name, count in lost if count]
+            say(f"{' and '.join(known) or 'some of the output'} can no longer be shown")
         elif isinstance(event, ExitedNote):
             self._exit = event.exit
         elif isinstance(event, Failure):
@@ -286,5 +286,7 @@ def open_standard_streams() -> None:
     while (descriptor := os.open(os.devnull, os.O_RDWR)) <= 2:
         pass
     os.close(descriptor)
+    if sys.stdout is None:
+        sys.stdout = open(os.devnull, "w")  # noqa: PTH123, SIM115
     if sys.stderr is None:
         sys.stderr = open(os.devnull, "w")  # noqa: PTH123, SIM115

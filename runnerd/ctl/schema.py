@@ -4,11 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Final
 
-import msgspec
-
-from runnerd.protocol.answers import ANSWERS, NOTIFICATIONS
-from runnerd.protocol.errors import ErrorBody
-from runnerd.protocol.requests import METHODS, PROTOCOL_VERSIONS
+from runnerd.protocol.schema import protocol_schema
 
 from .printing import print_json
 
@@ -31,25 +27,5 @@ def arguments(parser: argparse.ArgumentParser) -> None:
 
 def main(options: argparse.Namespace) -> int:  # noqa: ARG001  # as every subcommand's
     """Run it."""
-    print_json(schema())
+    print_json(protocol_schema())
     return 0
-
-
-def schema() -> dict[str, object]:
-    """Return the schema of all methods, notifications and errors, with shared definitions."""
-    kinds = [*METHODS.values(), *ANSWERS.values(), *NOTIFICATIONS.values(), ErrorBody]
-    distinct = [*dict.fromkeys(kinds)]
-    references, definitions = msgspec.json.schema_components(
-        distinct, ref_template="#/$defs/{name}"
-    )
-    by_kind = dict(zip(distinct, references, strict=True))
-    return {
-        "protocol": list(PROTOCOL_VERSIONS),
-        "methods": {
-            method: {"params": by_kind[params], "result": by_kind[ANSWERS[method]]}
-            for method, params in METHODS.items()
-        },
-        "notifications": {name: by_kind[kind] for name, kind in NOTIFICATIONS.items()},
-        "error": by_kind[ErrorBody],
-        "$defs": definitions,
-    }

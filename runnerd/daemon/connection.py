@@ -70,6 +70,7 @@ class Connection:
         self._ready: dict[Subscription, None] = {}
         self._next_subscription = 1
         self._wake_writer = trio.Event()
+        self._progress = trio.Event()
         self._closing = False
         self._is_writing = False
         self._scope = trio.CancelScope()
@@ -94,6 +95,7 @@ class Connection:
             self._service.counters.subscriptions -= 1
         self.subscriptions.clear()
         self._sock.close()
+        self._progress.set()
 
     def close(self) -> None:
         """End it now, without a word."""
@@ -282,6 +284,8 @@ class Connection:
                     self.close()
                     return
                 self._is_writing = False
+                self._progress.set()
+                self._progress = trio.Event()
                 continue
             if self._closing:
                 self.close()
@@ -416,10 +420,10 @@ class Connection:
             for subscription, running in self.subscriptions.values()
         )
 
-    @property
-    def is_idle(self) -> bool:
-        """Whether everything for it has been written."""
-        return not self._outbox and not self._ready and not self._is_writing
+    async def flushed(self) -> None:
+        """Wait until everything for it has been written, or it is gone."""
+        while not self.is_gone and (self._outbox or self._ready or self._is_writing):
+            await self._progress.wait()
 
     @property
     def is_gone(self) -> bool:

@@ -20,6 +20,7 @@ from .procfs import command_name
 from .shims import Shim
 
 LISTED_MAX: Final = 200
+EndMessage = Ending | Termed | Killing | Killed | Survivors
 
 _PLACES: Final[dict[str, Literal["group", "session", "outside"]]] = {
     "g": "group",
@@ -62,7 +63,7 @@ class ShimEnder:
                 time.monotonic() + END_RECEIPT_S, self._owner, self._shim.kill
             )
 
-    def take(self, message: Ending | Termed | Killing | Killed | Survivors) -> None:
+    def take(self, message: EndMessage) -> None:
         """Take one of the shim's messages about ending."""
         receipt = receipt_of(self._exec)
         if isinstance(message, Ending):

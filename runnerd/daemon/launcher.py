@@ -84,18 +84,32 @@ class Launcher:
         except OSError as error:
             raise spawn_failed(error) from error
         try:
-            shim = self._pool.take()
-            try:
-                _send_job(shim, pipes, job)
-            except OSError:
-                shim.close()
-                shim.kill()
-                raise
+            shim = self._hand_over(pipes, job)
         except OSError as error:
             pipes.close()
             raise spawn_failed(error) from error
         pipes.given()
         return shim, pipes
+
+    def _hand_over(self, pipes: Pipes, job: bytes) -> Shim:
+        # A parked shim can be killed by a command of the same uid; the next one will do.
+        for _ in range(self._pool.parked):
+            shim = self._pool.take()
+            try:
+                _send_job(shim, pipes, job)
+            except (BrokenPipeError, ConnectionResetError):
+                shim.close()
+                shim.kill()
+            else:
+                return shim
+        shim = self._pool.take()
+        try:
+            _send_job(shim, pipes, job)
+        except OSError:
+            shim.close()
+            shim.kill()
+            raise
+        return shim
 
     def _job(self, params: ExecStart, account: Account | None) -> Job:
         rlimits = {RLIMITS["nofile"]: self._nofile} | {

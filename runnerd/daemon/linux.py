@@ -18,10 +18,12 @@ _LIBC: Final = ctypes.CDLL(None, use_errno=True)
 
 
 def prctl(option: int, argument: int | bytes = 0) -> int:
-    """Call the kernel by prctl(2), with one argument.
+    """Change or read one attribute of this process.
 
     Raises:
         OSError: As the call says.
+
+    Source: prctl(2).
     """
     word: object = argument if isinstance(argument, bytes) else ctypes.c_ulong(argument)
     result: int = _LIBC.prctl(option, word, ctypes.c_ulong(0), ctypes.c_ulong(0), ctypes.c_ulong(0))

@@ -125,7 +125,7 @@ def _parser(shim: str) -> _Parser:
         "else $XDG_STATE_HOME/runnerd, else none")  # fmt: skip
     add("--ready-fd", metavar="N", type=int, help="write `ready` there once the socket answers")
     add("--oom-score", choices=("lower", "keep"), default="lower",
-        help="lower our own oom_score_adj as far as the kernel lets; default: %(default)s")  # fmt: skip
+        help="our own oom_score_adj: as low as it gets, or as it is; default: lower")  # fmt: skip
     add("--command-oom-score", choices=("raise", "keep"), default="raise",
         help="raise commands' oom_score_adj to 900; keep shows what happens without")  # fmt: skip
     add("--log-level", choices=LEVELS, default="info", help="default: %(default)s")

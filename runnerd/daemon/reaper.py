@@ -104,6 +104,8 @@ class Reaper:
 
         Proven by waitid(2), which answers for our own children only and leaves the status.
         """
+        if pid in self._pool.by_pid:
+            return  # the number has gone to a shim since
         try:
             os.waitid(os.P_PID, pid, os.WEXITED | os.WNOHANG | os.WNOWAIT)
         except ChildProcessError:

@@ -46,7 +46,7 @@ from runnerd.protocol.shimwire import (
 )
 
 from .adopted import AdoptedTree
-from .ending import ShimEnder
+from .ending import EndMessage, ShimEnder
 from .launcher import explain_failure
 from .output_pump import OutputPump
 from .pipes import Pipes
@@ -114,7 +114,6 @@ class Running:
         self._shim.on_lost = self._shim_lost
         self._shim.on_stray = self.stray
         self._ender = ShimEnder(self.exec, self._shim, self._poller, self)
-        self._service.by_shim[self._shim.pid] = self
         self._arm("start", now_s + START_TIMEOUT_S, self._start_timed_out)
         self.exec.spawned(time.monotonic())
 
@@ -125,17 +124,9 @@ class Running:
             case Exited():
                 self._exited(status_of(message))
             case Empty():
-                if self.exec.state in (State.DRAINING, State.LINGERING):
-                    self._carry_out(self.exec.emptied(time.monotonic(), time.time()))
+                self._emptied()
             case Failed():
                 self._failed(message)
-            case Ending() | Termed() | Killing() | Killed() | Survivors():
-                assert self._ender is not None
-                self._ender.take(message)
-                if isinstance(message, Survivors):
-                    self._service.counters.survivors += len(message.processes)
-                if isinstance(message, Ending | Survivors):
-                    self._end_changed()
             case Signalled():
                 if self._signal_waiters:
                     self._signal_waiters.pop(0)(message.count)
@@ -143,8 +134,23 @@ class Running:
                 self._service.log.warning(
                     "oom_score_adj_refused", exec_id=self.exec.exec_id, errno=message.errno
                 )
+            case Ending() | Termed() | Killing() | Killed() | Survivors():
+                self._end_goes_on(message)
             case Parked():
-                pass
+                pass  # the shim itself keeps what it says
+
+    def _end_goes_on(self, message: EndMessage) -> None:
+        if self._ender is None:
+            return
+        self._ender.take(message)
+        if isinstance(message, Survivors):
+            self._service.counters.survivors += len(message.processes)
+        if isinstance(message, Ending | Survivors):
+            self._end_changed()
+
+    def _emptied(self) -> None:
+        if self.exec.state in (State.DRAINING, State.LINGERING):
+            self._carry_out(self.exec.emptied(time.monotonic(), time.time()))
 
     def _started(self, message: Started) -> None:
         self._cancel("start")
@@ -183,9 +189,12 @@ class Running:
             interpreter=message.interpreter,
         )
         if message.stage == "killed" and self.exec.ending is not None:
+            kind = "stopping" if self.exec.ending == "stopped" else "cancelled"
             error = RequestError(
-                "cancelled", f"exec '{self.exec.exec_id}' was ended before it had started"
+                kind, f"exec '{self.exec.exec_id}' was ended before it had started"
             )
+            # The same start sent again must not run after its cancel was answered.
+            self._service.registry.bury(self.exec.exec_id, time.monotonic())
         self._start_failed(error)
 
     def _start_timed_out(self) -> None:
@@ -352,10 +361,16 @@ class Running:
             self._cancel(name)
         if self._ender is not None:
             self._ender.forget_timer()
+        for waiter in self._signal_waiters:
+            waiter(0)  # the shim left before it had read them: nothing was signalled
+        self._signal_waiters.clear()
         self._service.observe_closed(self.exec)
         self._service.closed(self)
         self.wake_subscribers()
         self._end_changed()
+        # The record stays for an hour, its machinery does not.
+        self._shim = self._pipes = self._output = self._stdin = None
+        self._ender = self._adopted = None
 
     # ------------------------------------------------------------------ ending
 
@@ -443,8 +458,7 @@ class Running:
         if self.exec.status is None:
             # Not among our children any more, so nobody can tell: never made up.
             self._exited(ExitStatus(code=None, signal=None, at_s=time.monotonic()))
-        if not self.exec.is_empty and self.exec.state in (State.DRAINING, State.LINGERING):
-            self._carry_out(self.exec.emptied(time.monotonic(), time.time()))
+        self._emptied()
 
     # ------------------------------------------------------------------ requests
 
@@ -489,7 +503,14 @@ class Running:
         self._service.stray(error, "exec", exec_id=self.exec.exec_id)
         if self.exec.state is State.STARTING:
             self._start_failed(RequestError("internal", "the start failed inside runnerd"))
-        elif self.exec.is_live:
+            return
+        # What failed may fail again at once, as long as its descriptor is ready: nothing of the
+        # streams is touched any more. The exit still comes, by way of the shim.
+        if self._output is not None:
+            self._output.close()
+        if self._stdin is not None:
+            self._stdin.close()
+        if self.exec.is_live:
             self.end("internal", 0.0)
 
     def _arm(self, name: str, at_s: float, call: Callable[[], None]) -> None:

@@ -54,7 +54,6 @@ class Service:
 
     Attributes:
         running: Every exec that is live or kept, by id.
-        by_shim: Live execs by their shim's pid.
         connections: Open connections.
         incarnation: A random id of this start.
     """
@@ -89,7 +88,6 @@ class Service:
         self.counters = Counters()
         self.registry = Registry(bounds)
         self.running: dict[str, Running] = {}
-        self.by_shim: dict[int, Running] = {}
         self.connections: set[Connection] = set()
         self.stdin_totals = StdinTotals(bounds)
         self.incarnation = secrets.token_hex(8)

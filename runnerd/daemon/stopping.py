@@ -60,8 +60,8 @@ async def stop(service: Service, listener: Listener) -> None:
         while service.registry.live_count:
             service.when_idle = trio.Event()
             await service.when_idle.wait()
-        while not all(connection.is_idle for connection in service.connections):
-            await trio.sleep(_STEP_S)
+        for connection in list(service.connections):
+            await connection.flushed()
     service.log.info(
         "stopped",
         took_s=round(time.monotonic() - began_s, 3),

@@ -7,7 +7,7 @@ the old image. A payload that is no message raises a RequestError and nothing el
 
 from __future__ import annotations
 
-import base64
+import binascii
 from typing import Annotated, Any, Final, TypeVar, get_type_hints
 
 import msgspec
@@ -173,7 +173,7 @@ class Codec:
             data: bytes = getattr(params, name)
             spare = len(data) % 3
             if spare and not getattr(texts.decode(raw), name).endswith(
-                base64.b64encode(data[-spare:]).decode()
+                binascii.b2a_base64(data[-spare:], newline=False).decode()
             ):
                 raise invalid(name, "is not strict base64 (the bits after the last byte are set)")
 

@@ -8,7 +8,6 @@ keeps msgspec's own place and words.
 
 from __future__ import annotations
 
-import json
 import re
 import types
 from typing import (
@@ -86,6 +85,8 @@ def unparsed_reason(error: Exception, payload: bytes) -> str:
     """
     if not _SURROGATE.search(payload):
         return sentence(str(error))
+    import json  # noqa: PLC0415  # rare here; of runnerctl's own time it would be a thirtieth
+
     try:
         place = _surrogate(json.loads(payload), "")
     except (ValueError, RecursionError):

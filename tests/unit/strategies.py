@@ -47,7 +47,6 @@ SPECIAL: dict[tuple[type[msgspec.Struct], str], Values] = {
     (requests.ExecSignal, "signal"): st.integers(1, 64)
     | st.sampled_from(["TERM", "SIGKILL", "rtmin+1", "9"]),
     (ErrorData, "kind"): st.sampled_from([*KINDS]),
-    (ErrorData, "exit"): st.none() | st.dictionaries(text, st.integers(0, 255) | text, max_size=4),
 }
 
 

@@ -27,7 +27,7 @@ from runnerd.protocol.answers import (
 )
 from runnerd.protocol.errors import RequestError
 from runnerd.protocol.framing import Encoding
-from runnerd.protocol.requests import ExecCancel, ExecWrite, Hello, NoParams
+from runnerd.protocol.requests import DaemonDrain, ExecCancel, ExecWrite, Hello, Ping
 from tests.unit.fake_daemon import FakeDaemon, Peer, make_exit, prints
 
 if TYPE_CHECKING:
@@ -103,7 +103,7 @@ def test_a_silent_daemon_is_a_timeout_and_the_connection_stays_usable(tmp_path: 
     with FakeDaemon(tmp_path / "s", {"daemon.drain": ignore}) as daemon:
         with connect(daemon.path) as client:
             with pytest.raises(ClientTimeout, match=r"answer to daemon\.drain"):
-                client.call("daemon.drain", NoParams(), timeout_s=0.05)
+                client.call("daemon.drain", DaemonDrain(), timeout_s=0.05)
             client.ping()
 
 
@@ -162,7 +162,14 @@ def test_a_gap_is_handed_out_in_its_place_and_counted(tmp_path: Path) -> None:
     def start(peer: Peer, request_id: Id, params: Params) -> None:
         peer.started(request_id)
         note = GapNote(
-            subscription=1, exec_id="x", first_seq=1, last_seq=4, stdout_bytes=9, stderr_bytes=1
+            subscription=1,
+            exec_id="x",
+            first_seq=1,
+            last_seq=4,
+            stdout_bytes=9,
+            stderr_bytes=1,
+            stdout_offset=9,
+            stderr_offset=1,
         )
         peer.note("exec.gap", note)
         peer.output(5, 9, b"rest")
@@ -233,7 +240,7 @@ def test_a_command_that_does_not_read_its_input_is_no_error(tmp_path: Path) -> N
 
 def test_requests_can_be_pipelined(tmp_path: Path) -> None:
     with FakeDaemon(tmp_path / "s", {}) as daemon, connect(daemon.path) as client:
-        ids = {client.send("ping", NoParams()) for _ in range(50)}
+        ids = {client.send("ping", Ping()) for _ in range(50)}
         while ids:
             for event in client.receive_events(timeout_s=5):
                 ids.discard(event.request_id)  # type: ignore[union-attr]

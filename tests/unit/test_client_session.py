@@ -25,7 +25,7 @@ from runnerd.protocol.answers import (
 from runnerd.protocol.codec import Codec
 from runnerd.protocol.errors import KINDS, RequestError
 from runnerd.protocol.framing import Encoding
-from runnerd.protocol.requests import Attach, ExecAttach, ExecDetach, ExecStart, NoParams
+from runnerd.protocol.requests import Attach, DaemonDrain, ExecAttach, ExecDetach, ExecStart, Ping
 from tests.unit.fake_daemon import HELLO, make_exit
 
 if TYPE_CHECKING:
@@ -39,7 +39,13 @@ def output(seq: int, offset: int, data: bytes, stream: str = "stdout", **over: A
     return OutputNote(**{**fields, "offset": offset, "data": data, **over})
 
 
-def gap(first: int, last: int, stdout: int = 0, stderr: int = 0) -> GapNote:
+def gap(
+    first: int,
+    last: int,
+    stdout: int | None = 0,
+    stderr: int | None = 0,
+    offsets: tuple[int, int] | None = None,
+) -> GapNote:
     return GapNote(
         subscription=7,
         exec_id="x",
@@ -47,6 +53,8 @@ def gap(first: int, last: int, stdout: int = 0, stderr: int = 0) -> GapNote:
         last_seq=last,
         stdout_bytes=stdout,
         stderr_bytes=stderr,
+        stdout_offset=offsets[0] if offsets else stdout or 0,
+        stderr_offset=offsets[1] if offsets else stderr or 0,
     )
 
 
@@ -147,7 +155,8 @@ def test_a_frame_of_garbage_is_a_violation_or_an_unknown_notification(garbage: b
         ([output(1, 0, b"a", subscription=8)], "subscription 8, not open"),
         ([gap(1, 3, stdout=5), output(4, 4, b"a")], "offset 4 instead of 5"),
         ([gap(3, 2)], "a gap from 3 to 2"),
-        ([gap(1, 2, stdout=-1)], "a gap from 1 to 2"),
+        ([gap(1, 2, stdout=-1)], "a gap of -1 bytes in stdout from 0 to -1"),
+        ([gap(1, 2, 5, 0, (6, 0))], "a gap of 5 bytes in stdout from 0 to 6"),
         ([output(3, 0, b""), gap(2, 4)], "sequence 2 after 3"),
         ([exited(1), exited(2)], "a second exit"),
         ([exited(1), output(2, 0, b"")], "after the exit"),
@@ -172,7 +181,7 @@ def test_a_gap_counts_its_bytes_and_the_stream_goes_on_behind_it() -> None:
     session, codec = started()
     notes = [
         output(1, 0, b"ab"),
-        gap(2, 5, stdout=10, stderr=3),
+        gap(2, 5, 10, 3, (12, 3)),
         output(6, 12, b"c"),
         output(7, 3, b"d", "stderr"),
         exited(8, 13, 4),
@@ -187,6 +196,15 @@ def test_an_attach_in_the_middle_takes_the_first_offset_it_sees() -> None:
         session.receive(wire(codec, output(6, 100, b"ab")))
         with pytest.raises(ProtocolViolation, match="offset 103 instead of 102"):
             session.receive(wire(codec, output(7, 103, b"c")))
+
+
+def test_a_gap_tells_an_attach_in_the_middle_where_the_streams_go_on() -> None:
+    session, codec = attached(5)
+    session.receive(wire(codec, gap(6, 9, None, None, (100, 50))))
+    session.receive(wire(codec, output(10, 100, b"ab"), output(11, 50, b"c", "stderr")))
+    assert session.subscriptions[7].gap_bytes == 0
+    session.receive(wire(codec, gap(12, 13, 8, 0, (110, 51))))
+    assert session.subscriptions[7].gap_bytes == 8
 
 
 def test_an_attach_after_a_sequence_is_not_told_what_is_before_it() -> None:
@@ -219,7 +237,7 @@ def test_after_the_exit_an_ended_stream_has_lost_nothing() -> None:
 
 def test_an_unanswered_request_is_named_when_the_stream_ends() -> None:
     session = Session()
-    session.request("ping", NoParams())
+    session.request("ping", Ping())
     lost = session.receive_eof()
     assert lost is not None
     assert lost.methods == ("ping",)
@@ -265,8 +283,8 @@ def test_an_error_without_an_id_belongs_to_no_request() -> None:
 
 def test_answers_may_come_in_any_order_and_once() -> None:
     session, codec = Session(), Codec(Encoding.MSGPACK)
-    first, _ = session.request("ping", NoParams())
-    second, _ = session.request("daemon.drain", NoParams())
+    first, _ = session.request("ping", Ping())
+    second, _ = session.request("daemon.drain", DaemonDrain())
     events = session.receive(codec.answer(second, Empty()) + codec.answer(first, Empty()))
     assert [event.method for event in events if isinstance(event, Answer)] == [
         "daemon.drain",
@@ -285,7 +303,7 @@ def test_an_answer_of_the_wrong_shape_is_a_violation() -> None:
 
 def test_what_a_newer_daemon_adds_is_passed_over() -> None:
     session = Session(Encoding.JSON)
-    request_id, _ = session.request("ping", NoParams())
+    request_id, _ = session.request("ping", Ping())
     assert session.receive(b'{"jsonrpc":"2.0","method":"exec.novel","params":{"a":1}}\n') == []
     line = b'{"jsonrpc":"2.0","id":%d,"result":{"novel":1},"novel":2}\n' % request_id
     assert len(session.receive(line)) == 1
