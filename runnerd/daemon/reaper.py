@@ -29,21 +29,24 @@ class Reaper:
     Args:
         pool: Its map says which children are shims.
         log: For shims that end in an unexpected way.
+        when_open: Called once trio listens for SIGCHLD: it has touched SIGINT by then.
 
     Attributes:
         orphans: How many children were reaped that were no shim and no command.
     """
 
-    def __init__(self, pool: ShimPool, log: Log) -> None:
+    def __init__(self, pool: ShimPool, log: Log, when_open: Callable[[], None]) -> None:
         self.orphans = 0
         self._pool = pool
         self._log = log
+        self._when_open = when_open
         self._adopted: dict[int, tuple[Owner, Callable[[ExitStatus], None]]] = {}
         self._when_reaped: dict[int, list[tuple[Owner, Callable[[], None]]]] = {}
 
     async def run(self) -> None:
         """Serve for ever. A core task: what escapes it is an uncaught error of the daemon."""
         with trio.open_signal_receiver(signal.SIGCHLD) as deaths:
+            self._when_open()
             self.reap()
             while True:
                 with trio.move_on_after(_SWEEP_S):

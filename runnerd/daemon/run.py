@@ -91,7 +91,7 @@ def _assemble(options: Options, guard: Guard, listener: Listener, log: Log) -> S
             raise_oom_score=options.raise_oom_score,
             boot_score=boot_score,
         ),
-        reaper=Reaper(pool, log),
+        reaper=Reaper(pool, log, when_open=guard.hold),
         oom_counter=OomCounter(cgroup),
         oom_order=order,
         socket_path=listener.path,

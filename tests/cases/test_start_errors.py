@@ -101,7 +101,7 @@ def test_c102_a_daemon_that_may_not_switch_users_says_so(
     if os.geteuid() == 0:
         stranger = "nobody"
         prefix = (needs.program("setpriv", "util-linux"), "--bounding-set", "-setuid,-setgid", "--")
-    with start_daemon(prefix=prefix).connect() as client:
+    with start_daemon(wrapper=prefix).connect() as client:
         assert fault(client, ["pwd"], cwd="/tmp", user=stranger) == failed("user", "EPERM")
         assert client.run(["pwd"], cwd="/tmp", user=str(os.geteuid())).stdout == b"/tmp\n"
 
@@ -113,7 +113,7 @@ def test_c104_a_directory_that_went_away(
     gone = tmp_path / "gone"
     gone.mkdir()
     prefix = ("sh", "-c", f'cd {gone} && rmdir {gone} && exec "$@"', "sh")
-    daemon = start_daemon(prefix=prefix, env={"PYTHONPATH": str(REPOSITORY)})
+    daemon = start_daemon(wrapper=prefix, env={"PYTHONPATH": str(REPOSITORY)})
     with daemon.connect() as client:
         script = f"mkdir {gone}; cd {gone}; rmdir {gone}; echo; exec sleep 5.104"
         with client.start(["sh", "-c", script]) as inside:
