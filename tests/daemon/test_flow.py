@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from runnerd.core.bounds import DRAIN_S
 from tests.harness import wait_for
 from tests.raw import RawClient
 
@@ -59,3 +60,21 @@ def test_what_is_passed_over_after_a_slow_peer_lets_the_command_go_on(
         wait_for(lambda: other.call("exec.inspect", exec_id="e")["last_seq"] >= FULL_TAIL_RECORDS)
         assert slow.note("exec.exited", "e", 60.0)["exit"]["code"] == 0
         assert slow.output("e") == b"done\n"
+
+
+def test_a_reader_that_stands_still_does_not_hold_back_the_exit(
+    runnerd_daemon: RunnerdProcess,
+) -> None:
+    """The gate is shut when the command exits; the end of its output is seen all the same."""
+    with RawClient(runnerd_daemon.socket_path) as client:
+        client.call(
+            "exec.start",
+            exec_id="e",
+            argv=["head", "-c", "250000", "/dev/zero"],  # a tail, and a part of a pipe
+            flow="block",
+            attach={"window_bytes": 1},
+        )
+        ended = client.call("exec.wait", exec_id="e")
+        phases = ended["phases"]
+        assert phases["drained_ms"] - phases["exited_ms"] < DRAIN_S * 1000
+        assert ended["stdout"]["kept_bytes"] == 250_000
