@@ -110,13 +110,29 @@ class RawClient:
             ready, _, _ = select.select([self.sock], [], [], max(0.0, timeout_s))
             if not ready:
                 raise TimeoutError("no message of the daemon")
-            try:
-                data = self.sock.recv(1 << 18)
-            except ConnectionResetError as error:
-                raise ClosedError from error
-            if not data:
-                raise ClosedError
-            self._splitter.feed(data)
+            self._read(1 << 18)
+        return self._file(payload)
+
+    def take(self, bytes_max: int) -> None:
+        """Read once, wait for nothing more, and file the messages that are whole.
+
+        Raises:
+            ClosedError: If the daemon closed the connection.
+        """
+        self._read(bytes_max)
+        while (payload := self._splitter.next_frame()) is not None:
+            self._file(payload)
+
+    def _read(self, bytes_max: int) -> None:
+        try:
+            data = self.sock.recv(bytes_max)
+        except ConnectionResetError as error:
+            raise ClosedError from error
+        if not data:
+            raise ClosedError
+        self._splitter.feed(data)
+
+    def _file(self, payload: bytes) -> dict[str, Any]:
         decode = json.loads if self._encoding is Encoding.JSON else msgspec.msgpack.decode
         message: dict[str, Any] = decode(payload)
         if "method" in message:

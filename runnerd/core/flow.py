@@ -69,7 +69,7 @@ class Subscription:
         self.number = number
         self.transcript = transcript
         self.over = False
-        self.acked_seq = self.cursor_seq = last if after == "tail" else after
+        self.cursor_seq = last if after == "tail" else after
         self._streams = frozenset(STREAMS.index(stream) for stream in streams)
         self._window_bytes = window_bytes
         self._unacked: deque[tuple[int, int]] = deque()
@@ -96,8 +96,12 @@ class Subscription:
 
     @property
     def released_seq(self) -> int:
-        """Up to where a blocking subscriber allows dropping."""
-        return self.cursor_seq if self._window_bytes is None else self.acked_seq
+        """Up to where a blocking subscriber allows dropping.
+
+        That is before the first record it has not acknowledged. What it was not sent, because
+        it is of the other stream, needs no acknowledgement.
+        """
+        return self._unacked[0][0] - 1 if self._unacked else self.cursor_seq
 
     def next_item(self) -> Record | Gap | Terminal | None:
         """Hand out what comes next, or None where there is nothing or the window is full."""
@@ -111,22 +115,17 @@ class Subscription:
             record = transcript.record_after(self.cursor_seq)
             assert record is not None
             if record.stream not in self._streams:
-                self._advance(record.seq)
+                self.cursor_seq = record.seq
                 continue
             if not self._fits(len(record.data)):
                 return None
-            self._advance(record.seq)
+            self.cursor_seq = record.seq
             self._offsets[record.stream] = record.offset + len(record.data)
             if self._window_bytes is not None:
                 self._unacked.append((record.seq, len(record.data)))
                 self._unacked_bytes += len(record.data)
             return record
         return self._next_terminal()
-
-    def _advance(self, seq: int) -> None:
-        self.cursor_seq = seq
-        if not self._unacked:
-            self.acked_seq = seq if self._window_bytes is None else self.acked_seq
 
     def _fits(self, size: int) -> bool:
         # A window smaller than one chunk still lets one through, or it would stall for good.
@@ -170,7 +169,6 @@ class Subscription:
             )
         while self._unacked and self._unacked[0][0] <= seq:
             self._unacked_bytes -= self._unacked.popleft()[1]
-        self.acked_seq = max(self.acked_seq, seq)
 
 
 class Gate:

@@ -8,7 +8,10 @@ one batch, and a slow one slows nobody else.
 
 from __future__ import annotations
 
+import fcntl
 import socket
+import struct
+import termios
 from collections import deque
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Final
@@ -16,7 +19,6 @@ from typing import TYPE_CHECKING, Final
 import msgspec
 import trio
 
-from runnerd.core.bounds import STUCK_READER_S
 from runnerd.core.flow import Gap, Subscription, Terminal
 from runnerd.core.transcript import STREAMS, Record
 from runnerd.protocol.answers import ClosedNote, ExitedNote, GapNote, OutputNote, StoppingNote
@@ -159,7 +161,10 @@ class Connection:
         try:
             dispatch(self._service, self, codec, request)
         except RequestError as error:
-            self.fail(request.id, error)
+            if request.id is None and request.method == "exec.ack":
+                self._service.refused(error.kind)  # a notification is never answered
+            else:
+                self.fail(request.id, error)
         except Exception as error:  # noqa: BLE001 - stray: answered, counted, survived
             self._service.stray(error, "request", method=request.method)
             self.fail(request.id, RequestError("internal", "the request failed inside runnerd"))
@@ -261,6 +266,10 @@ class Connection:
             )
         return found
 
+    def was_open(self, number: int) -> bool:
+        """Whether a subscription of that number was opened here and is over."""
+        return 0 < number < self._next_subscription and number not in self.subscriptions
+
     def unsubscribe(self, number: int) -> None:
         """Close one, on purpose."""
         subscription, running = self.subscription(number)
@@ -311,7 +320,7 @@ class Connection:
         return batch
 
     def _take_turn(self, subscription: Subscription, running: Running, batch: list[bytes]) -> int:
-        size = 0
+        size, before_seq = 0, subscription.cursor_seq
         for _ in range(_TURN_RECORDS):
             item = subscription.next_item()
             if item is None:
@@ -321,7 +330,7 @@ class Connection:
             size += len(message)
         else:
             self._ready[subscription] = None  # behind the others
-        if size:
+        if subscription.cursor_seq > before_seq:  # what it does not want is passed, not sent
             running.reader_advanced()
         if subscription.over:
             del self.subscriptions[subscription.number]
@@ -405,14 +414,21 @@ class Connection:
 
     async def _wait_writable(self) -> bool:
         while True:
-            with trio.move_on_after(STUCK_READER_S) as scope:
+            waiting = self._untaken_bytes()
+            with trio.move_on_after(self._service.bounds.stuck_reader_s) as scope:
                 await trio.lowlevel.wait_writable(self._sock)
             if not scope.cancelled_caught:
                 return True
-            if not self._blocks_an_exec():
+            # Writable means that most of the buffer is free again; a slow reader takes long to
+            # get there, and is not stuck.
+            if self._untaken_bytes() == waiting and not self._blocks_an_exec():
                 self._service.counters.connections_stuck += 1
                 self._service.log.warning("connection_stuck", connection=self.number)
                 return False
+
+    def _untaken_bytes(self) -> int:
+        """Return what the peer has yet to take of what was sent. Source: SIOCOUTQ, unix(7)."""
+        return int(struct.unpack("i", fcntl.ioctl(self._sock, termios.TIOCOUTQ, b"\0\0\0\0"))[0])
 
     def _blocks_an_exec(self) -> bool:
         return any(

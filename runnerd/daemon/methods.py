@@ -221,6 +221,9 @@ def _detach(call: Call, params: ExecDetach) -> None:
 
 
 def _ack(call: Call, params: ExecAck) -> None:
+    if call.connection.was_open(params.subscription):
+        call.answer(Empty())  # it crossed with `closed`, which nobody can prevent
+        return
     subscription, running = call.connection.subscription(params.subscription)
     subscription.ack(params.seq)
     running.reader_advanced()

@@ -143,6 +143,16 @@ class _Collector:
         yield self._single(
             "runnerd_subscriptions", "Open subscriptions.", counters.subscriptions, gauge=True
         )
+        yield self._single(
+            "runnerd_connections_stuck",
+            "Connections closed because the peer did not read.",
+            counters.connections_stuck,
+        )
+        yield self._single(
+            "runnerd_accept_failures",
+            "Times no connection could be accepted.",
+            counters.accept_failures,
+        )
         yield self._counter(
             "runnerd_refusals", "Requests refused, by kind.", counters.refusals, "kind"
         )
