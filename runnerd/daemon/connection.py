@@ -9,6 +9,7 @@ one batch, and a slow one slows nobody else.
 from __future__ import annotations
 
 import fcntl
+import select
 import socket
 import struct
 import termios
@@ -440,6 +441,15 @@ class Connection:
         """Wait until everything for it has been written, or it is gone."""
         while not self.is_gone and (self._outbox or self._ready or self._is_writing):
             await self._progress.wait()
+
+    @property
+    def is_leaving(self) -> bool:
+        """See Subscriber: the peer closed its end, whether or not the reader has got there."""
+        if self._closing or self.is_gone:
+            return True
+        poll = select.poll()
+        poll.register(self._sock, select.POLLRDHUP)
+        return bool(poll.poll(0))
 
     @property
     def is_gone(self) -> bool:

@@ -64,6 +64,10 @@ class Subscriber(Protocol):
     def wake(self, subscription: Subscription) -> None:
         """Something may be there to be sent."""
 
+    @property
+    def is_leaving(self) -> bool:
+        """Whether its peer has gone, noticed or not."""
+
 
 class Running:
     """The edge of one exec.
@@ -250,6 +254,11 @@ class Running:
 
     def subscribe(self, subscription: Subscription, subscriber: Subscriber) -> None:
         """Add a reader; the first one of a blocking exec is the one it waits for."""
+        holder = self.exec.gate.holder
+        if holder is not None and self.subscribers[holder].is_leaving:
+            # Its connection's end is a few turns of the loop away; whoever comes back at once
+            # must not find the place taken.
+            self.exec.gate.lost(holder, time.monotonic())
         self.subscribers[subscription] = subscriber
         self.exec.gate.taken_by(subscription)
         self._hold_changed()

@@ -81,6 +81,29 @@ def test_c63_pieces_joined_by_sequence_are_the_whole(
     assert rounds < 500
 
 
+def test_c63_who_comes_back_at_once_takes_the_place(runnerd_daemon: RunnerdProcess) -> None:
+    """An attach that is faster than the end of the connection it replaces is waited for too.
+
+    The daemon hears of both at once; that the attach is served first must not leave the command
+    waiting for a reader that is gone.
+    """
+    for number in range(50):
+        exec_id = f"c63-{number}"
+        second = open_raw(runnerd_daemon)
+        with open_raw(runnerd_daemon) as first:
+            first.call(
+                "exec.start",
+                exec_id=exec_id,
+                argv=["head", "-c", "1000000", "/dev/zero"],
+                attach={"window_bytes": 1},
+            )
+            first.note("exec.output", exec_id)
+        with second, within(1.0, "the rest"):
+            second.call("exec.attach", exec_id=exec_id)
+            second.note("exec.closed", exec_id)
+            assert second.output(exec_id) == bytes(1_000_000)
+
+
 class Pieces:
     """One exec's stream, put together from many connections.
 
