@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+import contextlib
 import json
 import select
 import socket
@@ -53,14 +54,22 @@ class RawClient:
         self, path: str, *, encoding: Encoding = Encoding.JSON, hello: bool = True
     ) -> None:
         self.sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-        self.sock.connect(path)
+        try:
+            self.sock.connect(path)
+        except OSError:
+            self.sock.close()
+            raise
         self.notes: list[dict[str, Any]] = []
         self.answers: dict[int | str, dict[str, Any]] = {}
         self.errors_without_id: list[dict[str, Any]] = []
         self._encoding = encoding
         self._splitter = FrameSplitter(64 * 1024 * 1024, encoding)
         self._next_id = 1
-        self.hello: dict[str, Any] = self.call("hello", protocol=[1]) if hello else {}
+        try:
+            self.hello: dict[str, Any] = self.call("hello", protocol=[1]) if hello else {}
+        except BaseException:
+            self.sock.close()
+            raise
 
     def __enter__(self) -> Self:
         return self
@@ -122,6 +131,13 @@ class RawClient:
         self._read(bytes_max)
         while (payload := self._splitter.next_frame()) is not None:
             self._file(payload)
+
+    def read_to_end(self, timeout_s: float = ANSWER_S) -> None:
+        """File everything until the daemon closes the connection, which it has to."""
+        deadline_s = time.monotonic() + timeout_s
+        with contextlib.suppress(ClosedError):
+            while True:
+                self.receive(deadline_s - time.monotonic())
 
     def _read(self, bytes_max: int) -> None:
         try:

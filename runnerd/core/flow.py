@@ -19,7 +19,16 @@ from runnerd.protocol.errors import RequestError
 from .bounds import CHUNK_BYTES, RECORD_COST_BYTES
 from .transcript import STREAMS, Record, StreamName, Transcript
 
-_RECORD_COST_MAX: Final = CHUNK_BYTES + RECORD_COST_BYTES
+_TAIL_RECORDS: Final = 4
+
+
+def chunk_bytes(tail_bytes: int) -> int:
+    """Return the most to read at once while a tail may cost `tail_bytes`.
+
+    A tail smaller than one record would drop each at its own arrival, before any reader had a
+    turn: with hundreds of execs live, one that writes fast would be nothing but gaps.
+    """
+    return max(1, min(CHUNK_BYTES, tail_bytes // _TAIL_RECORDS))
 
 
 class Gap(NamedTuple):
@@ -96,10 +105,10 @@ class Subscription:
 
     @property
     def released_seq(self) -> int:
-        """Up to where a blocking subscriber allows dropping.
+        """Up to where a blocking subscriber allows dropping: it needs nothing before that again.
 
-        That is before the first record it has not acknowledged. What it was not sent, because
-        it is of the other stream, needs no acknowledgement.
+        Records it was never to be sent (the other stream's) count as taken once passed: nobody
+        acknowledges them, and a command that writes only those would wait for good.
         """
         return self._unacked[0][0] - 1 if self._unacked else self.cursor_seq
 
@@ -192,6 +201,9 @@ class Gate:
         if self.flow == "block" and self.holder is None:
             self.holder = subscription
             self.held_until_s = None
+            # At once: it may stand further back than the one before it, and another exec's
+            # output can make this transcript shrink before its own pipes are read again.
+            subscription.transcript.protected_seq = subscription.released_seq
 
     def lost(self, subscription: Subscription, now_s: float) -> None:
         """Its connection is gone: hold the wait for a while."""
@@ -225,4 +237,5 @@ class Gate:
         position = self._lost_seq if holder is None else holder.released_seq
         transcript.protected_seq = position
         waiting = transcript.end_cost - transcript.cost_up_to(position)
-        return not waiting or waiting + _RECORD_COST_MAX <= tail_bytes
+        record_cost_max = chunk_bytes(tail_bytes) + RECORD_COST_BYTES
+        return not waiting or waiting + record_cost_max <= tail_bytes

@@ -143,16 +143,6 @@ class _Collector:
         yield self._single(
             "runnerd_subscriptions", "Open subscriptions.", counters.subscriptions, gauge=True
         )
-        yield self._single(
-            "runnerd_connections_stuck",
-            "Connections closed because the peer did not read.",
-            counters.connections_stuck,
-        )
-        yield self._single(
-            "runnerd_accept_failures",
-            "Times no connection could be accepted.",
-            counters.accept_failures,
-        )
         yield self._counter(
             "runnerd_refusals", "Requests refused, by kind.", counters.refusals, "kind"
         )
@@ -161,6 +151,21 @@ class _Collector:
             "Failures survived, by task.",
             counters.stray_failures,
             "task",
+        )
+        yield self._single(
+            "runnerd_signals_refused",
+            "Stop signals sent by the daemon's own descendants, not obeyed.",
+            counters.signals_refused,
+        )
+        yield self._single(
+            "runnerd_accept_failures",
+            "Connections not accepted for want of descriptors or memory.",
+            counters.accept_failures,
+        )
+        yield self._single(
+            "runnerd_connections_stuck",
+            "Connections closed because their peer did not read.",
+            counters.connections_stuck,
         )
         yield self._single("runnerd_shims_lost", "Shims that died early.", counters.shims_lost)
         yield self._single(

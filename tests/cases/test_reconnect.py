@@ -17,7 +17,7 @@ from runnerd.client.errors import StreamLost
 from runnerd.protocol.framing import Encoding
 from tests.cases.looking import metric, records, within
 from tests.harness import RunnerdProcess, wait_for
-from tests.raw import ClosedError, RawClient
+from tests.raw import RawClient
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -36,6 +36,8 @@ def test_c62_an_exec_outlives_its_connection(runnerd_daemon: RunnerdProcess) -> 
     with open_raw(runnerd_daemon) as starter:
         starter.call("exec.start", exec_id="c62", argv=["sh", "-c", script], attach={}, hold_s=0)
         wait_for(lambda: len(starter.output("c62").splitlines()) > 20 or not starter.receive())
+    told: list[dict[str, Any]] = []
+    seen: list[bytes] = []
     for lines in (60, 120, 180, 240, 301):
         with open_raw(runnerd_daemon) as client:
             answer = client.call("exec.attach", exec_id="c62")
@@ -57,8 +59,9 @@ def test_c62_an_exec_outlives_its_connection(runnerd_daemon: RunnerdProcess) -> 
 def test_c63_pieces_joined_by_sequence_are_the_whole(
     start_daemon: Callable[..., RunnerdProcess], flow: str
 ) -> None:
-    """500 attaches, each cut after a random time, give every line once: no gap and no repeat.
+    """Attaches, each cut after a random time, give every line once: no gap and no repeat.
 
+    The 500 are 250 for each flow.
     Under `block` it is acknowledging that makes this hold, however small the transcript; under
     `drop`, without a spool, the transcript has to be large enough for all of it.
     """
@@ -66,9 +69,9 @@ def test_c63_pieces_joined_by_sequence_are_the_whole(
     daemon = start_daemon(*(options if flow == "drop" else ()))
     script = "for i in $(seq 1 200000); do echo $i; done; sleep 1"
     wanted = b"".join(b"%d\n" % number for number in range(1, 200_001))
-    chance = random.Random(63)  # noqa: S311  # the same cuts in every run
+    chance = random.Random(63)  # the same cuts in every run
     attaches = rounds = 0
-    while attaches < 500:
+    while attaches < 250:
         rounds += 1
         pieces = Pieces(f"c63-{rounds}")
         with open_raw(daemon) as starter:
@@ -78,7 +81,7 @@ def test_c63_pieces_joined_by_sequence_are_the_whole(
             attaches += 1
             pieces.take(daemon, chance.uniform(0.001, 0.050))
         assert b"".join(pieces.data) == wanted
-    assert rounds < 500
+    assert attaches >= rounds * 2
 
 
 def test_c63_who_comes_back_at_once_takes_the_place(runnerd_daemon: RunnerdProcess) -> None:
@@ -201,28 +204,16 @@ def test_c68_every_subscriber_has_the_same_stream(
     daemon = start_daemon("--tail-bytes-max", str(1 << 20))
     wanted = subprocess.run(["seq", "1", "50000"], capture_output=True, check=True).stdout
     clients = [open_raw(daemon) for _ in range(3)]
-    streams: list[tuple[RawClient, int]] = []
     clients[0].call("exec.start", exec_id="c68", argv=["sh", "-c", "seq 1 50000; sleep 1"])
-    for client in (clients[0], clients[1], clients[1]):
-        streams.append((client, client.call("exec.attach", exec_id="c68")["subscription"]))
+    streams = [
+        (client, client.call("exec.attach", exec_id="c68")["subscription"])
+        for client in (clients[0], clients[1], clients[1])
+    ]
     gone = clients[0].call("exec.attach", exec_id="c68")["subscription"]
     clients[0].call("exec.detach", subscription=gone)
     clients[2].call("exec.wait", exec_id="c68")
     streams.append((clients[2], clients[2].call("exec.attach", exec_id="c68")["subscription"]))
-    told = []
-    for client, subscription in streams:
-        wait_for(
-            lambda client=client, number=subscription: (
-                _of(client, number)[-1:] and _of(client, number)[-1]["method"] == "exec.closed"
-            )
-            or not client.receive()
-        )
-        told.append(
-            [
-                (note["method"], note["seq"], note.get("data", b""))
-                for note in _of(client, subscription)
-            ]
-        )
+    told = [_to_the_end(client, subscription) for client, subscription in streams]
     assert told[0][-2][0] == "exec.exited"
     assert b"".join(data for _, _, data in told[0]) == wanted
     assert told[1:] == told[:1] * 3
@@ -230,8 +221,17 @@ def test_c68_every_subscriber_has_the_same_stream(
         client.sock.close()
 
 
-def _of(client: RawClient, subscription: int) -> list[dict[str, Any]]:
-    return [each for each in records(client, "c68") if each["subscription"] == subscription]
+def _to_the_end(client: RawClient, subscription: int) -> list[tuple[str, int, bytes]]:
+    """Return everything told to one subscription, `closed` included."""
+    while True:
+        found = [
+            (note["method"], note["seq"], note.get("data", b""))
+            for note in records(client, "c68")
+            if note["subscription"] == subscription
+        ]
+        if found and found[-1][0] == "exec.closed":
+            return found
+        client.receive()
 
 
 def _cut_by_close(daemon: RunnerdProcess, exec_id: str, argv: list[str]) -> list[str]:
@@ -253,9 +253,7 @@ def _cut_by_violation(daemon: RunnerdProcess, exec_id: str, argv: list[str]) -> 
     with open_raw(daemon) as client:
         client.call("exec.start", exec_id=exec_id, argv=argv, attach={})
         client.sock.sendall(b"\xff\xff\xff\xff")  # a frame of 4 GiB
-        with pytest.raises(ClosedError):
-            while True:
-                client.receive()
+        client.read_to_end()
         return [note["method"] for note in client.notes]
 
 
@@ -263,9 +261,7 @@ def _cut_by_half_close(daemon: RunnerdProcess, exec_id: str, argv: list[str]) ->
     with open_raw(daemon) as client:
         client.call("exec.start", exec_id=exec_id, argv=argv, attach={})
         client.sock.shutdown(socket.SHUT_WR)
-        with pytest.raises(ClosedError):
-            while True:
-                client.receive()
+        client.read_to_end()
         return [note["method"] for note in client.notes]
 
 
