@@ -259,7 +259,7 @@ def _write(call: Call, params: ExecWrite) -> None:
     def reply(outcome: WriteAnswer | RequestError) -> None:
         call.answer(outcome)
 
-    running.write(params, reply)
+    running.write(params, reply, writer=call.connection)
 
 
 def _signal(call: Call, params: ExecSignal) -> None:

@@ -503,12 +503,16 @@ class Running:
 
     # ------------------------------------------------------------------ requests
 
-    def write(self, request: ExecWrite, reply: Reply) -> None:
-        """Take an exec.write."""
-        if self._stdin is None:
+    def write(self, request: ExecWrite, reply: Reply, writer: object) -> None:
+        """Take an exec.write; those of one writer take effect in the order they came."""
+        if self.exec.stdin is None:
             reply(RequestError("stdin_closed", "the exec was started without stdin: pipe"))
             return
-        self._stdin.write(request, reply)
+        if self._stdin is None:
+            taken = self.exec.stdin.accepted_bytes
+            reply(RequestError("stdin_closed", "the exec has ended", accepted_bytes=taken))
+            return
+        self._stdin.write(request, reply, writer)
 
     @property
     def stdin_room_bytes(self) -> int:

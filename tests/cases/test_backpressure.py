@@ -135,7 +135,7 @@ def _total(client: RawClient, exec_id: str) -> int:
 def test_c57_a_lost_blocking_subscriber_is_waited_for_and_then_no_more(
     runnerd_daemon: RunnerdProcess,
 ) -> None:
-    """Under `block` a lost reader holds the command for hold_s; then output goes, and it is said."""
+    """Under `block` a lost reader holds the command for hold_s; then output is dropped."""
     starter = RawClient(runnerd_daemon.socket_path, encoding=Encoding.MSGPACK)
     starter.call("exec.start", exec_id="held", argv=["yes"], hold_s=1.0, attach={"window_bytes": 1})
     starter.note("exec.output", "held")
