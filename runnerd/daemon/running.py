@@ -66,6 +66,10 @@ class Subscriber(Protocol):
     def wake(self, subscription: Subscription) -> None:
         """Something may be there to be sent."""
 
+    @property
+    def is_leaving(self) -> bool:
+        """Whether its peer has gone, noticed or not."""
+
 
 class Running:
     """The edge of one exec.
@@ -269,6 +273,11 @@ class Running:
 
     def subscribe(self, subscription: Subscription, subscriber: Subscriber) -> None:
         """Add a reader; the first one of a blocking exec is the one it waits for."""
+        holder = self.exec.gate.holder
+        if holder is not None and self.subscribers[holder].is_leaving:
+            # Its connection's end is a few turns of the loop away; whoever comes back at once
+            # must not find the place taken.
+            self.exec.gate.lost(holder, time.monotonic())
         self.subscribers[subscription] = subscriber
         self.exec.gate.taken_by(subscription)
         self._hold_changed()
@@ -494,12 +503,16 @@ class Running:
 
     # ------------------------------------------------------------------ requests
 
-    def write(self, request: ExecWrite, reply: Reply) -> None:
-        """Take an exec.write."""
-        if self._stdin is None:
+    def write(self, request: ExecWrite, reply: Reply, writer: object) -> None:
+        """Take an exec.write; those of one writer take effect in the order they came."""
+        if self.exec.stdin is None:
             reply(RequestError("stdin_closed", "the exec was started without stdin: pipe"))
             return
-        self._stdin.write(request, reply)
+        if self._stdin is None:
+            taken = self.exec.stdin.accepted_bytes
+            reply(RequestError("stdin_closed", "the exec has ended", accepted_bytes=taken))
+            return
+        self._stdin.write(request, reply, writer)
 
     @property
     def stdin_room_bytes(self) -> int:

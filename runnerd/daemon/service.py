@@ -246,6 +246,7 @@ def _limits(bounds: Bounds) -> Limits:
         frame_bytes=bounds.frame_bytes_max,
         connections=bounds.connections_max,
         hello_s=bounds.hello_s,
+        stuck_reader_s=bounds.stuck_reader_s,
         pipelined_requests=bounds.pipelined_requests_max,
         subscriptions=bounds.subscriptions_max,
         live_execs=bounds.live_execs_max,
