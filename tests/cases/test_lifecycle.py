@@ -194,7 +194,7 @@ def test_c139_a_stop_takes_no_longer_than_it_must(
 
 
 IGNORING = "trap '' TERM HUP INT;"
-WAIT_FOR_SLEEP = "until grep -q sleep /proc/$!/comm; do :; done;"
+STOP_SLEEP = "until grep -q sleep /proc/$!/comm; do :; done; kill -STOP $!;"
 
 
 def test_c141_trees_that_ignore_everything_do_not_hold_the_stop_up(start_daemon: Daemons) -> None:
@@ -204,7 +204,7 @@ def test_c141_trees_that_ignore_everything_do_not_hold_the_stop_up(start_daemon:
         "member": f"{IGNORING} sleep {word} & sleep {word}; :",
         "setsid": f"{IGNORING} setsid sleep {word} & sleep {word}; :",
         "forked": f"{IGNORING} (setsid sh -c '(sleep {word}; :) & sleep 0') & sleep {word}; :",
-        "stopped": f"{IGNORING} sleep {word} & {WAIT_FOR_SLEEP} kill -STOP $!; kill -STOP $$; sleep {word}",
+        "stopped": f"{IGNORING} sleep {word} & {STOP_SLEEP} kill -STOP $$; sleep {word}",
         "talking": f"{IGNORING} sleep {word} & yes",
     }
     daemon = start_daemon()
