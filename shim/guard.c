@@ -18,8 +18,9 @@
  *   guard_arm(code, cause)  begins the deadline for a cause other than a signal. 1: this call won,
  *                           0: it had begun before; the first code and cause stand.
  * and read at any time: guard_armed (1 once code and cause are set), guard_code, guard_cause (a
- * signal's number, or what guard_arm was given), guard_refused_pid, guard_refused_signal,
- * guard_refused_total. A byte comes out of wake_fd's other end whenever one of them has changed.
+ * signal's number, or what guard_arm was given), guard_armed_ns (when, CLOCK_MONOTONIC: a loop that
+ * hears of it late still knows what is left of the deadline), guard_refused_pid,
+ * guard_refused_signal, guard_refused_total. A byte comes out of wake_fd's other end whenever one of them has changed.
  *
  * Not covered: uninterruptible sleep, a stopped (SIGSTOP) daemon, SIGKILL.
  */
@@ -54,6 +55,7 @@ struct kernel_sigaction {
 };
 
 EXPORT volatile int guard_armed, guard_code, guard_cause;
+EXPORT volatile long guard_armed_ns;
 EXPORT volatile int guard_refused_pid, guard_refused_signal, guard_refused_total;
 
 static int claimed, timer = -1, lifeline = -1, wake = -1;
@@ -76,8 +78,12 @@ EXPORT int guard_arm(int code, int cause)
 {
     const long until[4] = {0, 0, deadline / 1000000000, deadline % 1000000000}; /* itimerspec */
 
+    long now[2] = {0, 0}; /* timespec */
+
     if (__atomic_exchange_n(&claimed, 1, __ATOMIC_SEQ_CST))
         return 0;
+    sys(SYS_CLOCK_GETTIME, MONOTONIC, (long)now, 0, 0, 0);
+    guard_armed_ns = now[0] * 1000000000 + now[1];
     guard_code = code;
     guard_cause = cause;
     __atomic_store_n(&guard_armed, 1, __ATOMIC_SEQ_CST);

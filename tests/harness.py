@@ -132,7 +132,9 @@ class RunnerdProcess:
 
     def ctl_words(self, *words: str) -> list[str]:
         """Return the command line of a runnerctl that talks to this daemon."""
-        return [sys.executable, "-m", "runnerd.ctl.main", "--socket", self.socket_path, *words]
+        # As the installed script does; by -m its module would be compiled anew each time.
+        start = "from runnerd.ctl.main import script; script()"
+        return [sys.executable, "-c", start, "--socket", self.socket_path, *words]
 
     def ctl(self, *words: str, **options: Any) -> subprocess.CompletedProcess[bytes]:
         """Run runnerctl to its end and return its exit code and what it printed."""
@@ -184,12 +186,10 @@ def daemons(directory: Path) -> Iterator[Callable[..., RunnerdProcess]]:
     before = children()
     started: list[RunnerdProcess] = []
 
-    def start(
-        *options: str, env: dict[str, str] | None = None, wrapper: Sequence[str] = ()
-    ) -> RunnerdProcess:
+    def start(*options: str, **how: Any) -> RunnerdProcess:
         place = directory / f"d{len(started)}"
         place.mkdir()
-        daemon = RunnerdProcess(place, *options, env=env, wrapper=wrapper)
+        daemon = RunnerdProcess(place, *options, **how)
         started.append(daemon)
         return daemon
 

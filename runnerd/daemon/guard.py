@@ -45,6 +45,9 @@ class Guard(Protocol):
     def cause(self) -> int | None:
         """Return what began the stop, or None."""
 
+    def armed_s(self) -> float:
+        """Return when the stop began, on the monotonic clock; 0 before that."""
+
     def code(self) -> int:
         """Return the exit code that was fixed."""
 
@@ -91,6 +94,10 @@ class NativeGuard:
         """See Guard."""
         return self._read("guard_cause") if self._read("guard_armed") else None
 
+    def armed_s(self) -> float:
+        """See Guard."""
+        return ctypes.c_long.in_dll(self._library, "guard_armed_ns").value / 1e9
+
     def code(self) -> int:
         """See Guard."""
         return self._read("guard_code")
@@ -123,6 +130,7 @@ class FallbackGuard:
         self.wake_fd, self._wake = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
         self._cause: int | None = None
         self._code = 0
+        self._armed_s = 0.0
         self._armed = threading.Event()
         self._once = threading.Lock()
         signal.signal(signal.SIGALRM, signal.SIG_DFL)
@@ -143,7 +151,7 @@ class FallbackGuard:
         """See Guard."""
         if not self._once.acquire(blocking=False):
             return False
-        self._cause, self._code = cause, code
+        self._code, self._armed_s, self._cause = code, time.monotonic(), cause
         signal.setitimer(signal.ITIMER_REAL, STOP_DEADLINE_S + 0.2)
         self._lifeline.shutdown(socket.SHUT_RDWR)
         self._armed.set()
@@ -153,6 +161,10 @@ class FallbackGuard:
     def cause(self) -> int | None:
         """See Guard."""
         return self._cause
+
+    def armed_s(self) -> float:
+        """See Guard."""
+        return self._armed_s
 
     def code(self) -> int:
         """See Guard."""

@@ -159,19 +159,23 @@ class Service:
         """A start failed: nothing of it is kept, its id is free."""
         self.registry.failed(running.exec)
         del self.running[running.exec.exec_id]
+        self._note_idle()
 
     def closed(self, running: Running) -> None:
         """Nothing of an exec is left; keep its record while there is room."""
         self.registry.closed(running.exec, time.monotonic())
         self._drop_expired()
+        self._note_idle()
+
+    def _note_idle(self) -> None:
         if not self.registry.live_count:
             self.when_idle.set()
 
     def expire(self) -> None:
-        """Drop records past their age; arms itself again."""
+        """Drop records past their age; arms itself again, whatever becomes of this round."""
+        self.poller.call_at(time.monotonic() + _EXPIRE_EVERY_S, self, self.expire)
         self.registry.expire(time.monotonic())
         self._drop_expired()
-        self.poller.call_at(time.monotonic() + _EXPIRE_EVERY_S, self, self.expire)
 
     def _drop_expired(self) -> None:
         for exec_id in self.registry.take_dropped():
