@@ -35,7 +35,7 @@ def test_c145_a_jump_of_the_date_changes_no_duration(start_daemon: Daemons, tmp_
     its monotonic clock is the real one.
     """
     if not FAKETIME:
-        needs.skip_or_fail("libfaketime is not here (Debian: apt-get install faketime)")
+        needs.skip_or_fail("libfaketime is not here (Debian: apt-get install libfaketime)")
     date = tmp_path / "date"
     date.write_text("+0d\n")
     faking = {

@@ -118,7 +118,8 @@ def test_c136_a_repeated_signal_changes_nothing(
         client.note("exec.output", "c136")
         began_s = time.monotonic()
         daemon.process.send_signal(signal.SIGTERM)
-        assert client.receive(5)["method"] == "daemon.stopping"
+        while client.receive(5)["method"] != "daemon.stopping":
+            pass  # the shell may have a word to say about the sleep that TERM has ended
         time.sleep(max(0.0, 0.1 - (time.monotonic() - began_s)))
         for number in repeats:
             daemon.process.send_signal(number)

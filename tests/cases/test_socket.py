@@ -21,6 +21,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from runnerd.client.blocking import connect
 from runnerd.daemon.listening import Listener, SocketError
 from tests import needs
 from tests.cases.field import ROOM, rss_bytes, timed
@@ -326,19 +327,20 @@ def _connecting(path: str) -> str:
     )
 
 
-def test_c134_a_command_cannot_start_commands(runnerd_daemon: RunnerdProcess) -> None:
+def test_c134_a_command_cannot_start_commands(short_path: Path, tmp_path: Path) -> None:
     """An unprivileged command gets EACCES from the kernel; one of our own user is refused."""
     needs.root()
     python = needs.program("/usr/bin/python3", "python3")  # one that nobody may run as well
-    ask = [python, "-c", _connecting(runnerd_daemon.socket_path)]
-    with runnerd_daemon.connect() as client:
-        # The way there is opened, so that it is the socket itself which refuses.
-        for folder in Path(runnerd_daemon.socket_path).parents:
-            if stat.S_IMODE(folder.stat().st_mode) & 0o011 != 0o011:
-                folder.chmod(0o711)
-        done = client.run(ask, user="nobody", timeout_s=20)
-        assert done.exit.code == 1
-        assert b"PermissionError" in done.stderr
-        done = client.run(ask, timeout_s=20)
-        assert b"peer_refused" in done.stdout, done
-        assert client.info().starts == 2
+    path = str(short_path / "runnerd.sock")
+    short_path.chmod(0o711)  # the way there is open: it is the socket itself that refuses
+    daemon = RunnerdProcess(tmp_path, "--socket", path)
+    try:
+        with connect(path) as client:
+            done = client.run([python, "-c", _connecting(path)], user="nobody", timeout_s=20)
+            assert done.exit.code == 1
+            assert b"PermissionError" in done.stderr
+            done = client.run([python, "-c", _connecting(path)], timeout_s=20)
+            assert b"peer_refused" in done.stdout, done
+            assert client.info().starts == 2
+    finally:
+        assert daemon.stop() == 0
