@@ -11,6 +11,7 @@
  *
  * USE, once per process, from Python through ctypes:
  *   guard_setup(lifeline_fd, wake_fd, deadline_ns)  0, or -errno. wake_fd must not block.
+ *   guard_install()         installs the handlers again, where others may have replaced them.
  *   guard_park()            never returns: one thread, started at boot, stays here, so that these
  *                           signals find a thread even while the main one blocks them in a spawn.
  *   guard_arm(code, cause)  begins the deadline for a cause other than a signal. 1: this call won,
@@ -180,14 +181,27 @@ static long handle(int number, void (*handler)(int, struct kernel_siginfo *, voi
     return sys(SYS_RT_SIGACTION, number, (long)&action, 0, sizeof action.mask, 0);
 }
 
-EXPORT int guard_setup(int lifeline_fd, int wake_fd, long deadline_ns)
+EXPORT int guard_install(void)
 {
     const int signals[] = {TERM, INT, QUIT, HUP};
+    struct kernel_sigaction inherited;
+    long failed = handle(DEADLINE_SIGNAL, on_deadline);
+
+    for (int i = 0; i < 4 && !failed; i++) {
+        failed = sys(SYS_RT_SIGACTION, signals[i], 0, (long)&inherited, sizeof inherited.mask, 0);
+        /* nohup(1) asked for HUP to be ignored. */
+        if (!failed && !(signals[i] == HUP && (long)inherited.handler == 1))
+            failed = handle(signals[i], on_signal);
+    }
+    return (int)failed;
+}
+
+EXPORT int guard_setup(int lifeline_fd, int wake_fd, long deadline_ns)
+{
     struct { /* sigevent */
         long value;
         int number, notify, pad[12];
     } event;
-    struct kernel_sigaction inherited;
     long failed;
 
     for (int i = 0; i < 12; i++)
@@ -199,15 +213,7 @@ EXPORT int guard_setup(int lifeline_fd, int wake_fd, long deadline_ns)
     wake = wake_fd;
     deadline = deadline_ns;
     failed = sys(SYS_TIMER_CREATE, MONOTONIC, (long)&event, (long)&timer, 0, 0);
-    if (!failed)
-        failed = handle(DEADLINE_SIGNAL, on_deadline);
-    for (int i = 0; i < 4 && !failed; i++) {
-        failed = sys(SYS_RT_SIGACTION, signals[i], 0, (long)&inherited, sizeof inherited.mask, 0);
-        /* nohup(1) asked for HUP to be ignored. */
-        if (!failed && !(signals[i] == HUP && (long)inherited.handler == 1))
-            failed = handle(signals[i], on_signal);
-    }
-    return (int)failed;
+    return failed ? (int)failed : guard_install();
 }
 
 EXPORT void guard_park(void)

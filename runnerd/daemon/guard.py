@@ -39,6 +39,9 @@ class Guard(Protocol):
     lifeline: socket.socket
     wake_fd: int
 
+    def install(self) -> None:
+        """Take the signals back from whoever has replaced the handlers."""
+
     def arm(self, code: int, cause: int) -> bool:
         """Begin the stop with this exit code; False if a cause came first."""
 
@@ -64,8 +67,11 @@ class NativeGuard:
         self._library = ctypes.CDLL(str(library))
         self._lifeline, self.lifeline = socket.socketpair()
         self.wake_fd, self._wake = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
-        # Python must not think that it handles SIGINT, or trio would take it over.
-        signal.signal(signal.SIGINT, signal.SIG_DFL)
+        # Python must not think that its own handler for SIGINT stands, or trio would take it over.
+        # Nor SIG_DFL: trio.run asks whether this is the main thread by setting SIGINT to what
+        # Python thinks it is, which would end the native handler and then us. install() undoes
+        # that; this one is for the moment between.
+        signal.signal(signal.SIGINT, lambda number, _frame: self.arm(0, number) and None)
         setup = self._library.guard_setup
         setup.argtypes = (ctypes.c_int, ctypes.c_int, ctypes.c_long)
         status = setup(self._lifeline.fileno(), self._wake, int(STOP_DEADLINE_S * 1e9))
@@ -74,6 +80,10 @@ class NativeGuard:
         # The one thread that never blocks these signals, also while the main one has them
         # blocked inside posix_spawn; it never comes back for the GIL.
         threading.Thread(target=self._library.guard_park, name="guard", daemon=True).start()
+
+    def install(self) -> None:
+        """See Guard."""
+        self._library.guard_install()
 
     def _read(self, name: str) -> int:
         return ctypes.c_int.in_dll(self._library, name).value
@@ -127,6 +137,9 @@ class FallbackGuard:
 
     def _on_signal(self, number: int) -> None:
         self.arm(0, number)
+
+    def install(self) -> None:
+        """See Guard; Python keeps these itself."""
 
     def _hold(self) -> None:
         self._armed.wait()

@@ -117,6 +117,7 @@ def _catch_strays(service: Service) -> None:
 
 
 async def _main(service: Service, options: Options, listener: Listener, words: _Words) -> None:
+    service.guard.install()  # trio.run has just put SIGINT back to what Python knows of
     server = Server(service, listener.socket, options.allow_uids)
     async with trio.open_nursery() as nursery:
         nursery.start_soon(_core, service, "poller", service.poller.run)
@@ -230,7 +231,7 @@ class _Words:
     def stopping(self) -> None:
         """The stop has begun."""
         cause = self._service.guard.cause()
-        live = self._service.registry.live()
+        live = [running.exec for running in self._service.met_by_stop()]
         self._words.stopping_at = time.time()
         self._words.cause = None if cause is None else cause_name(cause)
         self._words.code = self._service.guard.code()
