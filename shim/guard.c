@@ -11,7 +11,8 @@
  *
  * USE, once per process, from Python through ctypes:
  *   guard_setup(lifeline_fd, wake_fd, deadline_ns)  0, or -errno. wake_fd must not block.
- *   guard_install()         installs the handlers again, where others may have replaced them.
+ *   guard_hold()            0, or -errno. Installs the handlers again, for when Python has put one of
+ *                           its own in their place; guard_setup has done so once.
  *   guard_park()            never returns: one thread, started at boot, stays here, so that these
  *                           signals find a thread even while the main one blocks them in a spawn.
  *   guard_arm(code, cause)  begins the deadline for a cause other than a signal. 1: this call won,
@@ -181,11 +182,11 @@ static long handle(int number, void (*handler)(int, struct kernel_siginfo *, voi
     return sys(SYS_RT_SIGACTION, number, (long)&action, 0, sizeof action.mask, 0);
 }
 
-EXPORT int guard_install(void)
+EXPORT int guard_hold(void)
 {
     const int signals[] = {TERM, INT, QUIT, HUP};
     struct kernel_sigaction inherited;
-    long failed = handle(DEADLINE_SIGNAL, on_deadline);
+    long failed = 0;
 
     for (int i = 0; i < 4 && !failed; i++) {
         failed = sys(SYS_RT_SIGACTION, signals[i], 0, (long)&inherited, sizeof inherited.mask, 0);
@@ -213,7 +214,11 @@ EXPORT int guard_setup(int lifeline_fd, int wake_fd, long deadline_ns)
     wake = wake_fd;
     deadline = deadline_ns;
     failed = sys(SYS_TIMER_CREATE, MONOTONIC, (long)&event, (long)&timer, 0, 0);
-    return failed ? (int)failed : guard_install();
+    if (!failed)
+        failed = handle(DEADLINE_SIGNAL, on_deadline);
+    if (!failed)
+        failed = guard_hold();
+    return (int)failed;
 }
 
 EXPORT void guard_park(void)

@@ -94,6 +94,8 @@ class RunnerdProcess:
         env: Variables over the test's own.
         program: What runs instead of the daemon's own main: words before its options.
         prepare: Called in the child before it becomes the daemon.
+        wrapper: A command that execs or runs the daemon, given as its last arguments (`tini -s
+            --`); `pid` and `process` are then the wrapper's.
     """
 
     def __init__(
@@ -103,6 +105,7 @@ class RunnerdProcess:
         env: dict[str, str] | None = None,
         program: Sequence[str] = RUNNERD,
         prepare: Callable[[], None] = lambda: None,
+        wrapper: Sequence[str] = (),
     ) -> None:
         self.socket_path = str(directory / "runnerd.sock")
         self.log_path = directory / "runnerd.log"
@@ -115,7 +118,7 @@ class RunnerdProcess:
 
         with self.log_path.open("wb") as log:
             self.process = subprocess.Popen(
-                [*program, *words],
+                [*wrapper, *program, *words],
                 cwd=REPOSITORY,
                 env={**os.environ, **(env or {})},
                 stdin=subprocess.DEVNULL,
@@ -139,7 +142,9 @@ class RunnerdProcess:
 
     def ctl_words(self, *words: str) -> list[str]:
         """Return the command line of a runnerctl that talks to this daemon."""
-        return [sys.executable, "-m", "runnerd.ctl.main", "--socket", self.socket_path, *words]
+        # As the installed script does; by -m its module would be compiled anew each time.
+        start = "from runnerd.ctl.main import script; script()"
+        return [sys.executable, "-c", start, "--socket", self.socket_path, *words]
 
     def ctl(self, *words: str, **options: Any) -> subprocess.CompletedProcess[bytes]:
         """Run runnerctl to its end and return its exit code and what it printed."""

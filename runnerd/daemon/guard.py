@@ -39,9 +39,6 @@ class Guard(Protocol):
     lifeline: socket.socket
     wake_fd: int
 
-    def install(self) -> None:
-        """Take the signals back from whoever has replaced the handlers."""
-
     def arm(self, code: int, cause: int) -> bool:
         """Begin the stop with this exit code; False if a cause came first."""
 
@@ -53,6 +50,9 @@ class Guard(Protocol):
 
     def code(self) -> int:
         """Return the exit code that was fixed."""
+
+    def hold(self) -> None:
+        """Take the signals back from whoever has set a handler for them since."""
 
     def refused(self) -> tuple[int, int, int]:
         """Return how many signals from our own descendants were refused, the last and its pid."""
@@ -67,11 +67,10 @@ class NativeGuard:
         self._library = ctypes.CDLL(str(library))
         self._lifeline, self.lifeline = socket.socketpair()
         self.wake_fd, self._wake = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
-        # Python must not think that its own handler for SIGINT stands, or trio would take it over.
-        # Nor SIG_DFL: trio.run asks whether this is the main thread by setting SIGINT to what
-        # Python thinks it is, which would end the native handler and then us. install() undoes
-        # that; this one is for the moment between.
-        signal.signal(signal.SIGINT, lambda number, _frame: self.arm(0, number) and None)
+        # trio asks "is this the main thread?" by setting SIGINT to what Python believes it is,
+        # over our own handler; with Python's default there, it would even take SIGINT over. So
+        # Python is given a handler that does the same, if later, until hold() is called.
+        signal.signal(signal.SIGINT, lambda number, _frame: self._on_signal(number))
         setup = self._library.guard_setup
         setup.argtypes = (ctypes.c_int, ctypes.c_int, ctypes.c_long)
         status = setup(self._lifeline.fileno(), self._wake, int(STOP_DEADLINE_S * 1e9))
@@ -81,9 +80,8 @@ class NativeGuard:
         # blocked inside posix_spawn; it never comes back for the GIL.
         threading.Thread(target=self._library.guard_park, name="guard", daemon=True).start()
 
-    def install(self) -> None:
-        """See Guard."""
-        self._library.guard_install()
+    def _on_signal(self, number: int) -> None:
+        self.arm(0, number)
 
     def _read(self, name: str) -> int:
         return ctypes.c_int.in_dll(self._library, name).value
@@ -103,6 +101,12 @@ class NativeGuard:
     def code(self) -> int:
         """See Guard."""
         return self._read("guard_code")
+
+    def hold(self) -> None:
+        """See Guard."""
+        status = self._library.guard_hold()
+        if status < 0:
+            raise OSError(-status, os.strerror(-status))
 
     def refused(self) -> tuple[int, int, int]:
         """See Guard."""
@@ -138,9 +142,6 @@ class FallbackGuard:
     def _on_signal(self, number: int) -> None:
         self.arm(0, number)
 
-    def install(self) -> None:
-        """See Guard; Python keeps these itself."""
-
     def _hold(self) -> None:
         self._armed.wait()
         time.sleep(STOP_DEADLINE_S)
@@ -168,6 +169,9 @@ class FallbackGuard:
     def code(self) -> int:
         """See Guard."""
         return self._code
+
+    def hold(self) -> None:
+        """See Guard. Python's own handlers stand here, and trio leaves those as they are."""
 
     def refused(self) -> tuple[int, int, int]:
         """See Guard."""

@@ -24,6 +24,7 @@ import trio
 EPOLLIN: Final = select.EPOLLIN
 EPOLLOUT: Final = select.EPOLLOUT
 _BATCH: Final = 64
+_ROUNDS_MAX: Final = 8  # of descriptors that are ready again at once, before others have a turn
 _SWEEP_MIN: Final = 64  # cancelled timers that are not worth a sweep
 
 
@@ -61,6 +62,8 @@ class Poller:
         self._cancelled = 0
         self._counter = itertools.count()
         self._scope: trio.CancelScope | None = None
+        self._deferred: dict[Callable[[], None], Owner] = {}
+        self._in_batch = False
 
     def watch(self, fd: int, events: int, handler: Callable[[int], None], owner: Owner) -> None:
         """Call handler(events) whenever `fd` is ready, until unwatch.
@@ -88,6 +91,30 @@ class Poller:
         """Call once, after what is ready now."""
         return self.call_at(0.0, owner, call)
 
+    def defer(self, owner: Owner, call: Callable[[], None]) -> None:
+        """Call once at the end of what is being handled now; deferred twice, called once.
+
+        What several handlers have for one connection is so written in one go.
+        """
+        self._deferred[call] = owner
+        if not self._in_batch and len(self._deferred) == 1:
+            self.call_soon(owner, self._run_deferred)
+
+    def batch(self, handle: Callable[[], None]) -> None:
+        """Handle something, then make the calls it deferred."""
+        self._in_batch = True
+        try:
+            handle()
+        finally:
+            self._in_batch = False
+            self._run_deferred()
+
+    def _run_deferred(self) -> None:
+        while self._deferred:
+            deferred, self._deferred = self._deferred, {}
+            for call, owner in deferred.items():
+                self._call(owner, lambda _events, call=call: call(), 0)  # type: ignore[misc]
+
     def timer_cancelled(self) -> None:
         """Sweep the heap once most of it is cancelled: deadlines of hours outlive their execs."""
         self._cancelled += 1
@@ -102,11 +129,23 @@ class Poller:
             with trio.CancelScope(deadline=self._next_deadline()) as self._scope:
                 await trio.lowlevel.wait_readable(self._epoll)
             self._scope = None
-            for fd, events in self._epoll.poll(0, _BATCH):
+            for _ in range(_ROUNDS_MAX):
+                if not self._handle_ready():
+                    break
+
+    def _handle_ready(self) -> bool:
+        """Handle what is ready now; returns whether there was anything."""
+        ready = self._epoll.poll(0, _BATCH)
+
+        def handle() -> None:
+            for fd, events in ready:
                 watched = self._watched.get(fd)
                 if watched is not None:  # else a handler before it in this batch closed it
                     self._call(watched[1], watched[0], events)
             self._run_timers()
+
+        self.batch(handle)
+        return bool(ready)
 
     def _call(self, owner: Owner, handler: Callable[[int], None], events: int) -> None:
         try:

@@ -7,7 +7,6 @@ left. Nobody else may wait, or statuses would be stolen.
 
 from __future__ import annotations
 
-import contextlib
 import os
 import signal
 import time
@@ -30,38 +29,29 @@ class Reaper:
     Args:
         pool: Its map says which children are shims.
         log: For shims that end in an unexpected way.
+        when_open: Called once trio listens for SIGCHLD: it has touched SIGINT by then.
 
     Attributes:
         orphans: How many children were reaped that were no shim and no command.
     """
 
-    def __init__(self, pool: ShimPool, log: Log) -> None:
+    def __init__(self, pool: ShimPool, log: Log, when_open: Callable[[], None]) -> None:
         self.orphans = 0
-        self._death = trio.Event()
         self._pool = pool
         self._log = log
+        self._when_open = when_open
         self._adopted: dict[int, tuple[Owner, Callable[[ExitStatus], None]]] = {}
         self._when_reaped: dict[int, list[tuple[Owner, Callable[[], None]]]] = {}
 
     async def run(self) -> None:
         """Serve for ever. A core task: what escapes it is an uncaught error of the daemon."""
-        # Not trio.open_signal_receiver: on its way it sets SIGINT to what Python knows of it, and
-        # the native guard's handler would be gone.
-        token = trio.lowlevel.current_trio_token()
-
-        def on_child(_number: int, _frame: object) -> None:
-            with contextlib.suppress(trio.RunFinishedError):  # the stop reaps without the loop
-                token.run_sync_soon(self._wake, idempotent=True)
-
-        signal.signal(signal.SIGCHLD, on_child)
-        while True:
-            self._death = trio.Event()
+        with trio.open_signal_receiver(signal.SIGCHLD) as deaths:
+            self._when_open()
             self.reap()
-            with trio.move_on_after(_SWEEP_S):
-                await self._death.wait()
-
-    def _wake(self) -> None:
-        self._death.set()
+            while True:
+                with trio.move_on_after(_SWEEP_S):
+                    await anext(deaths)
+                self.reap()
 
     def reap(self) -> int:
         """Take the status of every child that has ended; returns how many."""

@@ -91,7 +91,7 @@ def _assemble(options: Options, guard: Guard, listener: Listener, log: Log) -> S
             raise_oom_score=options.raise_oom_score,
             boot_score=boot_score,
         ),
-        reaper=Reaper(pool, log),
+        reaper=Reaper(pool, log, when_open=guard.hold),
         oom_counter=OomCounter(cgroup),
         oom_order=order,
         socket_path=listener.path,
@@ -117,7 +117,6 @@ def _catch_strays(service: Service) -> None:
 
 
 async def _main(service: Service, options: Options, listener: Listener, words: _Words) -> None:
-    service.guard.install()  # trio.run has just put SIGINT back to what Python knows of
     server = Server(service, listener.socket, options.allow_uids)
     async with trio.open_nursery() as nursery:
         nursery.start_soon(_core, service, "poller", service.poller.run)

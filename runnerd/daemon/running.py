@@ -232,6 +232,7 @@ class Running:
     def _start_failed(self, error: RequestError) -> None:
         if self.exec.state is not State.STARTING:
             return
+        error = self._service.start_error(self.exec, error)
         self._cancel("start")
         self.exec.start_failed()
         each_of(

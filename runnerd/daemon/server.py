@@ -60,6 +60,8 @@ class Server:
                 await trio.lowlevel.wait_readable(self._listening)
                 continue
             except OSError as error:
+                if self._service.registry.state == "stopping":
+                    return  # the stop has closed the socket
                 if error.errno == errno.ECONNABORTED:
                     continue
                 if error.errno not in _EXHAUSTED:
