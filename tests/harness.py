@@ -110,7 +110,9 @@ class RunnerdProcess:
         self.socket_path = str(directory / "runnerd.sock")
         self.log_path = directory / "runnerd.log"
         read_fd, write_fd = os.pipe()
-        words = ("serve", "--socket", self.socket_path, "--ready-fd", str(write_fd), *options)
+        # A state directory of its own: the default one is shared with every daemon of the machine.
+        mine = ("--socket", self.socket_path, "--state-dir", str(directory / "state"))
+        words = ("serve", *mine, "--ready-fd", str(write_fd), *options)
 
         def prepare_all() -> None:
             with_default_signals()
