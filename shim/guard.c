@@ -11,13 +11,16 @@
  *
  * USE, once per process, from Python through ctypes:
  *   guard_setup(lifeline_fd, wake_fd, deadline_ns)  0, or -errno. wake_fd must not block.
+ *   guard_hold()            0, or -errno. Installs the handlers again, for when Python has put one of
+ *                           its own in their place; guard_setup has done so once.
  *   guard_park()            never returns: one thread, started at boot, stays here, so that these
  *                           signals find a thread even while the main one blocks them in a spawn.
  *   guard_arm(code, cause)  begins the deadline for a cause other than a signal. 1: this call won,
  *                           0: it had begun before; the first code and cause stand.
  * and read at any time: guard_armed (1 once code and cause are set), guard_code, guard_cause (a
- * signal's number, or what guard_arm was given), guard_refused_pid, guard_refused_signal,
- * guard_refused_total. A byte comes out of wake_fd's other end whenever one of them has changed.
+ * signal's number, or what guard_arm was given), guard_armed_ns (when, CLOCK_MONOTONIC: a loop that
+ * hears of it late still knows what is left of the deadline), guard_refused_pid,
+ * guard_refused_signal, guard_refused_total. A byte comes out of wake_fd's other end whenever one of them has changed.
  *
  * Not covered: uninterruptible sleep, a stopped (SIGSTOP) daemon, SIGKILL.
  */
@@ -52,6 +55,7 @@ struct kernel_sigaction {
 };
 
 EXPORT volatile int guard_armed, guard_code, guard_cause;
+EXPORT volatile long guard_armed_ns;
 EXPORT volatile int guard_refused_pid, guard_refused_signal, guard_refused_total;
 
 static int claimed, timer = -1, lifeline = -1, wake = -1;
@@ -74,8 +78,12 @@ EXPORT int guard_arm(int code, int cause)
 {
     const long until[4] = {0, 0, deadline / 1000000000, deadline % 1000000000}; /* itimerspec */
 
+    long now[2] = {0, 0}; /* timespec */
+
     if (__atomic_exchange_n(&claimed, 1, __ATOMIC_SEQ_CST))
         return 0;
+    sys(SYS_CLOCK_GETTIME, MONOTONIC, (long)now, 0, 0, 0);
+    guard_armed_ns = now[0] * 1000000000 + now[1];
     guard_code = code;
     guard_cause = cause;
     __atomic_store_n(&guard_armed, 1, __ATOMIC_SEQ_CST);
@@ -174,14 +182,27 @@ static long handle(int number, void (*handler)(int, struct kernel_siginfo *, voi
     return sys(SYS_RT_SIGACTION, number, (long)&action, 0, sizeof action.mask, 0);
 }
 
-EXPORT int guard_setup(int lifeline_fd, int wake_fd, long deadline_ns)
+EXPORT int guard_hold(void)
 {
     const int signals[] = {TERM, INT, QUIT, HUP};
+    struct kernel_sigaction inherited;
+    long failed = 0;
+
+    for (int i = 0; i < 4 && !failed; i++) {
+        failed = sys(SYS_RT_SIGACTION, signals[i], 0, (long)&inherited, sizeof inherited.mask, 0);
+        /* nohup(1) asked for HUP to be ignored. */
+        if (!failed && !(signals[i] == HUP && (long)inherited.handler == 1))
+            failed = handle(signals[i], on_signal);
+    }
+    return (int)failed;
+}
+
+EXPORT int guard_setup(int lifeline_fd, int wake_fd, long deadline_ns)
+{
     struct { /* sigevent */
         long value;
         int number, notify, pad[12];
     } event;
-    struct kernel_sigaction inherited;
     long failed;
 
     for (int i = 0; i < 12; i++)
@@ -195,12 +216,8 @@ EXPORT int guard_setup(int lifeline_fd, int wake_fd, long deadline_ns)
     failed = sys(SYS_TIMER_CREATE, MONOTONIC, (long)&event, (long)&timer, 0, 0);
     if (!failed)
         failed = handle(DEADLINE_SIGNAL, on_deadline);
-    for (int i = 0; i < 4 && !failed; i++) {
-        failed = sys(SYS_RT_SIGACTION, signals[i], 0, (long)&inherited, sizeof inherited.mask, 0);
-        /* nohup(1) asked for HUP to be ignored. */
-        if (!failed && !(signals[i] == HUP && (long)inherited.handler == 1))
-            failed = handle(signals[i], on_signal);
-    }
+    if (!failed)
+        failed = guard_hold();
     return (int)failed;
 }
 

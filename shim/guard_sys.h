@@ -6,7 +6,7 @@
 enum {
     SYS_READ = 0, SYS_WRITE = 1, SYS_CLOSE = 3, SYS_RT_SIGACTION = 13, SYS_RT_SIGPROCMASK = 14,
     SYS_GETPID = 39, SYS_SHUTDOWN = 48, SYS_TIMER_CREATE = 222, SYS_TIMER_SETTIME = 223,
-    SYS_EXIT_GROUP = 231, SYS_OPENAT = 257, SYS_PPOLL = 271
+    SYS_CLOCK_GETTIME = 228, SYS_EXIT_GROUP = 231, SYS_OPENAT = 257, SYS_PPOLL = 271
 };
 
 static long sys(long number, long a, long b, long c, long d, long e)
@@ -30,8 +30,8 @@ __asm__(".text\n.hidden guard_restorer\n.globl guard_restorer\n.type guard_resto
 #elif defined(__aarch64__)
 enum {
     SYS_OPENAT = 56, SYS_CLOSE = 57, SYS_READ = 63, SYS_WRITE = 64, SYS_PPOLL = 73,
-    SYS_EXIT_GROUP = 94, SYS_TIMER_CREATE = 107, SYS_TIMER_SETTIME = 110, SYS_RT_SIGACTION = 134,
-    SYS_RT_SIGPROCMASK = 135, SYS_GETPID = 172, SYS_SHUTDOWN = 210
+    SYS_EXIT_GROUP = 94, SYS_TIMER_CREATE = 107, SYS_TIMER_SETTIME = 110, SYS_CLOCK_GETTIME = 113,
+    SYS_RT_SIGACTION = 134, SYS_RT_SIGPROCMASK = 135, SYS_GETPID = 172, SYS_SHUTDOWN = 210
 };
 
 static long sys(long number, long a, long b, long c, long d, long e)

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, Final
 from runnerd.client.blocking import Client, connect
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable, Iterator, Sequence
 
 REPOSITORY: Final = Path(__file__).resolve().parent.parent
 READY_S: Final = 20.0
@@ -91,16 +91,24 @@ class RunnerdProcess:
         directory: Where its socket, log and state go.
         options: Further options of `runnerd serve`.
         env: Variables over the test's own.
+        wrapper: A command that execs or runs the daemon, given as its last arguments (`tini -s
+            --`); `pid` and `process` are then the wrapper's.
     """
 
-    def __init__(self, directory: Path, *options: str, env: dict[str, str] | None = None) -> None:
+    def __init__(
+        self,
+        directory: Path,
+        *options: str,
+        env: dict[str, str] | None = None,
+        wrapper: Sequence[str] = (),
+    ) -> None:
         self.socket_path = str(directory / "runnerd.sock")
         self.log_path = directory / "runnerd.log"
         read_fd, write_fd = os.pipe()
         words = ("serve", "--socket", self.socket_path, "--ready-fd", str(write_fd), *options)
         with self.log_path.open("wb") as log:
             self.process = subprocess.Popen(
-                [sys.executable, "-m", "runnerd.daemon.main", *words],
+                [*wrapper, sys.executable, "-m", "runnerd.daemon.main", *words],
                 cwd=REPOSITORY,
                 env={**os.environ, **(env or {})},
                 stdin=subprocess.DEVNULL,
@@ -124,7 +132,9 @@ class RunnerdProcess:
 
     def ctl_words(self, *words: str) -> list[str]:
         """Return the command line of a runnerctl that talks to this daemon."""
-        return [sys.executable, "-m", "runnerd.ctl.main", "--socket", self.socket_path, *words]
+        # As the installed script does; by -m its module would be compiled anew each time.
+        start = "from runnerd.ctl.main import script; script()"
+        return [sys.executable, "-c", start, "--socket", self.socket_path, *words]
 
     def ctl(self, *words: str, **options: Any) -> subprocess.CompletedProcess[bytes]:
         """Run runnerctl to its end and return its exit code and what it printed."""
@@ -176,10 +186,10 @@ def daemons(directory: Path) -> Iterator[Callable[..., RunnerdProcess]]:
     before = children()
     started: list[RunnerdProcess] = []
 
-    def start(*options: str, env: dict[str, str] | None = None) -> RunnerdProcess:
+    def start(*options: str, **how: Any) -> RunnerdProcess:
         place = directory / f"d{len(started)}"
         place.mkdir()
-        daemon = RunnerdProcess(place, *options, env=env)
+        daemon = RunnerdProcess(place, *options, **how)
         started.append(daemon)
         return daemon
 

@@ -53,14 +53,22 @@ class RawClient:
         self, path: str, *, encoding: Encoding = Encoding.JSON, hello: bool = True
     ) -> None:
         self.sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-        self.sock.connect(path)
+        try:
+            self.sock.connect(path)
+        except OSError:
+            self.sock.close()
+            raise
         self.notes: list[dict[str, Any]] = []
         self.answers: dict[int | str, dict[str, Any]] = {}
         self.errors_without_id: list[dict[str, Any]] = []
         self._encoding = encoding
         self._splitter = FrameSplitter(64 * 1024 * 1024, encoding)
         self._next_id = 1
-        self.hello: dict[str, Any] = self.call("hello", protocol=[1]) if hello else {}
+        try:
+            self.hello: dict[str, Any] = self.call("hello", protocol=[1]) if hello else {}
+        except BaseException:
+            self.sock.close()
+            raise
 
     def __enter__(self) -> Self:
         return self

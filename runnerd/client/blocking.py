@@ -227,6 +227,7 @@ class Client:
             RemoteError: start_failed with stage and errno; invalid_params; busy; ...
             ClientTimeout: If no answer came in time.
         """
+        assert not isinstance(argv, str), "argv is a list; there is no shell to split a string"
         try:
             subscribe = Attach(streams=list(streams), window_bytes=window_bytes) if attach else None
             params = ExecStart(argv=list(argv), attach=subscribe, **fields)

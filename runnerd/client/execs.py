@@ -31,8 +31,8 @@ if TYPE_CHECKING:
     from .blocking import Client
     from .link import Link
 
-# The largest chunk a daemon sends. Source: PROTOCOL.md, exec.output.
-CHUNK_BYTES_MAX: Final = 64 * 1024
+# An ack for every chunk would cost as much as the chunk.
+ACK_BYTES: Final = 128 * 1024
 
 # An empty record costs memory too: each is counted with what its object takes.
 _RECORD_BYTES: Final = 256
@@ -133,9 +133,7 @@ class Exec:
                 raise ClientError(
                     f"'{self.exec_id}' is not attached", hint="use client.attach(exec_id)"
                 )
-            self._link.wait_until(
-                self._has_news, deadline(timeout_s), f"output of '{self.exec_id}'"
-            )
+            self._wait_news(deadline(timeout_s))
 
     def take_output(self, deadline_s: float | None) -> list[OutputNote | GapNote]:
         """Wait for records and take all that are there; none only once the command has exited.
@@ -149,7 +147,7 @@ class Exec:
             StreamLost: If the connection ended before the exit.
         """
         self._check_overflow()
-        self._link.wait_until(self._has_news, deadline_s, f"output of '{self.exec_id}'")
+        self._wait_news(deadline_s)
         taken = [*self._queue]
         self._queue.clear()
         self._queued_bytes = 0
@@ -270,12 +268,20 @@ class Exec:
         if self._window_bytes is None:
             return
         self._unacknowledged_bytes += len(note.data)
-        # Half a window at a time, since an ack for every chunk costs as much as the chunk; but
-        # always while a whole chunk still fits, or the daemon and this loop wait for each other.
-        threshold_bytes = min(self._window_bytes // 2, self._window_bytes - CHUNK_BYTES_MAX)
-        if self._unacknowledged_bytes >= threshold_bytes and self._subscription is not None:
+        if self._unacknowledged_bytes >= min(self._window_bytes // 2, ACK_BYTES):
+            self._acknowledge()
+
+    def _acknowledge(self) -> None:
+        if self._unacknowledged_bytes and self._subscription is not None:
             self._unacknowledged_bytes = 0
-            self._link.ack(self._subscription, note.seq)
+            self._link.ack(self._subscription, self.last_seq)
+
+    def _wait_news(self, deadline_s: float | None) -> None:
+        if not self._queue:
+            # Before waiting, whatever the window: the daemon keeps what is not acknowledged, and
+            # where its memory for that is less than the window, it waits for this loop.
+            self._acknowledge()
+        self._link.wait_until(self._has_news, deadline_s, f"output of '{self.exec_id}'")
 
 
 def _weight_bytes(note: OutputNote | GapNote) -> int:

@@ -80,6 +80,7 @@ class Close(NamedTuple):
 
 Action = SendEnd | ArmDeadline | Drain | Publish | Close
 
+ARGV_CHARS_SHOWN: Final = 4096
 _BY_US: Final = frozenset({"cancelled", "deadline", "orphaned", "stalled", "stopped", "internal"})
 
 
@@ -113,7 +114,7 @@ class Exec:
     ) -> None:
         self.exec_id = exec_id
         self.number = number
-        self.argv = params.argv
+        self.argv = shown_argv(params.argv)
         self.cwd = cwd
         self.user = params.user
         self.labels = params.labels
@@ -325,3 +326,18 @@ class Exec:
             dropped_bytes=dropped,
             sha256=self.transcript.sha256(stream),
         )
+
+
+def shown_argv(argv: list[str]) -> list[str]:
+    """Return argv, cut where a listing of it would not fit a frame.
+
+    The rest is not kept: a record lives for an hour, and argv may have megabytes.
+    """
+    shown: list[str] = []
+    size = 0
+    for argument in argv:
+        size += len(argument) + 1
+        if size > ARGV_CHARS_SHOWN:
+            return [*shown, argument[:64] + "…", f"… {len(argv)} arguments in all"]
+        shown.append(argument)
+    return shown

@@ -19,7 +19,16 @@ from runnerd.protocol.errors import RequestError
 from .bounds import CHUNK_BYTES, RECORD_COST_BYTES
 from .transcript import STREAMS, Record, StreamName, Transcript
 
-_RECORD_COST_MAX: Final = CHUNK_BYTES + RECORD_COST_BYTES
+_TAIL_RECORDS: Final = 4
+
+
+def chunk_bytes(tail_bytes: int) -> int:
+    """Return the most to read at once while a tail may cost `tail_bytes`.
+
+    A tail smaller than one record would drop each at its own arrival, before any reader had a
+    turn: with hundreds of execs live, one that writes fast would be nothing but gaps.
+    """
+    return max(1, min(CHUNK_BYTES, tail_bytes // _TAIL_RECORDS))
 
 
 class Gap(NamedTuple):
@@ -69,7 +78,7 @@ class Subscription:
         self.number = number
         self.transcript = transcript
         self.over = False
-        self.acked_seq = self.cursor_seq = last if after == "tail" else after
+        self.cursor_seq = last if after == "tail" else after
         self._streams = frozenset(STREAMS.index(stream) for stream in streams)
         self._window_bytes = window_bytes
         self._unacked: deque[tuple[int, int]] = deque()
@@ -96,8 +105,12 @@ class Subscription:
 
     @property
     def released_seq(self) -> int:
-        """Up to where a blocking subscriber allows dropping."""
-        return self.cursor_seq if self._window_bytes is None else self.acked_seq
+        """Up to where a blocking subscriber allows dropping: it needs nothing before that again.
+
+        Records it was never to be sent (the other stream's) count as taken once passed: nobody
+        acknowledges them, and a command that writes only those would wait for good.
+        """
+        return self._unacked[0][0] - 1 if self._unacked else self.cursor_seq
 
     def next_item(self) -> Record | Gap | Terminal | None:
         """Hand out what comes next, or None where there is nothing or the window is full."""
@@ -111,22 +124,17 @@ class Subscription:
             record = transcript.record_after(self.cursor_seq)
             assert record is not None
             if record.stream not in self._streams:
-                self._advance(record.seq)
+                self.cursor_seq = record.seq
                 continue
             if not self._fits(len(record.data)):
                 return None
-            self._advance(record.seq)
+            self.cursor_seq = record.seq
             self._offsets[record.stream] = record.offset + len(record.data)
             if self._window_bytes is not None:
                 self._unacked.append((record.seq, len(record.data)))
                 self._unacked_bytes += len(record.data)
             return record
         return self._next_terminal()
-
-    def _advance(self, seq: int) -> None:
-        self.cursor_seq = seq
-        if not self._unacked:
-            self.acked_seq = seq if self._window_bytes is None else self.acked_seq
 
     def _fits(self, size: int) -> bool:
         # A window smaller than one chunk still lets one through, or it would stall for good.
@@ -170,7 +178,6 @@ class Subscription:
             )
         while self._unacked and self._unacked[0][0] <= seq:
             self._unacked_bytes -= self._unacked.popleft()[1]
-        self.acked_seq = max(self.acked_seq, seq)
 
 
 class Gate:
@@ -194,6 +201,9 @@ class Gate:
         if self.flow == "block" and self.holder is None:
             self.holder = subscription
             self.held_until_s = None
+            # At once: it may stand further back than the one before it, and another exec's
+            # output can make this transcript shrink before its own pipes are read again.
+            subscription.transcript.protected_seq = subscription.released_seq
 
     def lost(self, subscription: Subscription, now_s: float) -> None:
         """Its connection is gone: hold the wait for a while."""
@@ -227,4 +237,5 @@ class Gate:
         position = self._lost_seq if holder is None else holder.released_seq
         transcript.protected_seq = position
         waiting = transcript.end_cost - transcript.cost_up_to(position)
-        return not waiting or waiting + _RECORD_COST_MAX <= tail_bytes
+        record_cost_max = chunk_bytes(tail_bytes) + RECORD_COST_BYTES
+        return not waiting or waiting + record_cost_max <= tail_bytes

@@ -120,6 +120,8 @@ class Registry:
                 retry_after_s=_RETRY_S,
             )
         if self.budget.used_bytes > 2 * self._bounds.transcript_total_bytes_max:
+            self.budget.relieve()  # readers may have let go since anything was written
+        if self.budget.used_bytes > 2 * self._bounds.transcript_total_bytes_max:
             raise RequestError(
                 "busy",
                 f"{self.budget.used_bytes} bytes of output wait for readers that do not read",

@@ -3,14 +3,17 @@
 Rule 1: a byte is taken once. A write names where it begins; what of it was taken before is
 passed over, so a write repeated after a lost answer does not feed the command twice.
 Rule 2: a write that begins beyond what was taken would leave a hole: refused whole.
-Rule 3: end of file is taken only together with the last byte of its write.
+Rule 3: end of file is taken only together with the last byte of its write, and only where that
+is the last byte taken.
+Rule 4: what is queued costs its bytes and no more. Kept as the writes came, a byte at a time or a
+few bytes of a large frame, it would hold hundreds of times what it is counted as.
 """
 
 from __future__ import annotations
 
-from collections import deque
-
 from runnerd.protocol.errors import RequestError
+
+from .bounds import CHUNK_BYTES
 
 
 class StdinQueue:
@@ -18,17 +21,20 @@ class StdinQueue:
 
     Attributes:
         accepted_bytes: Bytes taken over the exec's life.
-        queued_bytes: Bytes taken and not yet written.
         eof: End of file was taken.
         is_open: Whether more can be taken: not after eof, not once the command stopped reading.
     """
 
     def __init__(self) -> None:
         self.accepted_bytes = 0
-        self.queued_bytes = 0
         self.eof = False
         self.is_open = True
-        self._chunks: deque[memoryview] = deque()
+        self._queued = bytearray()
+
+    @property
+    def queued_bytes(self) -> int:
+        """Bytes taken and not yet written."""
+        return len(self._queued)
 
     def offer(self, data: bytes, *, offset: int | None, eof: bool, room_bytes: int) -> int:
         """Take as much of a write as there is room for.
@@ -44,13 +50,21 @@ class StdinQueue:
 
         Raises:
             RequestError: stdin_closed after end of file or once the command stopped reading;
-                stdin_offset where the write would leave a hole.
+                stdin_offset where the write would leave a hole, or ends the stream before
+                what was taken.
         """
         begin = self.accepted_bytes if offset is None else offset
         if begin > self.accepted_bytes:
             raise RequestError(
                 "stdin_offset",
                 f"offset: {begin} leaves a hole; {self.accepted_bytes} bytes were taken",
+                accepted_bytes=self.accepted_bytes,
+            )
+        end = begin + len(data)
+        if eof and end < self.accepted_bytes:
+            raise RequestError(
+                "stdin_offset",
+                f"offset: end of file at {end}, but {self.accepted_bytes} bytes were taken",
                 accepted_bytes=self.accepted_bytes,
             )
         fresh = memoryview(data)[self.accepted_bytes - begin :]
@@ -63,29 +77,23 @@ class StdinQueue:
                 accepted_bytes=self.accepted_bytes,
             )
         taken = fresh[: max(0, room_bytes)]
-        if taken:
-            self._chunks.append(taken)
-            self.accepted_bytes += len(taken)
-            self.queued_bytes += len(taken)
+        self._queued += taken
+        self.accepted_bytes += len(taken)
         rest = len(fresh) - len(taken)
         self.eof = eof and not rest
         return rest
 
-    def head(self) -> memoryview | None:
-        """Return the next bytes to write, or None."""
-        return self._chunks[0] if self._chunks else None
+    def head(self) -> bytearray | None:
+        """Return the next bytes to write, at most 64 KiB, or None."""
+        return self._queued[:CHUNK_BYTES] if self._queued else None
 
     def wrote(self, size: int) -> None:
         """`size` bytes of head() went into the pipe."""
-        self.queued_bytes -= size
-        chunk = self._chunks.popleft()
-        if size < len(chunk):
-            self._chunks.appendleft(chunk[size:])
+        del self._queued[:size]
 
     def close(self) -> int:
         """The command stopped reading: throw away what is queued; returns how many bytes."""
         lost = self.queued_bytes
         self.is_open = False
-        self._chunks.clear()
-        self.queued_bytes = 0
+        self._queued.clear()
         return lost

@@ -208,16 +208,14 @@ class TailBudget:
         if transcript.cost > self.tail_bytes:
             self.used_bytes -= transcript.trim(self.tail_bytes)
         if self.used_bytes > self._bounds.transcript_total_bytes_max:
-            self._relieve()
+            self.relieve()
 
     def _share(self) -> None:
         share = self._bounds.transcript_total_bytes_max // max(1, len(self._live))
-        tail = max(self._bounds.tail_bytes_min, min(self._bounds.tail_bytes_max, share))
-        if tail < self.tail_bytes and self.used_bytes > self._bounds.transcript_total_bytes_max:
-            self._relieve()
-        self.tail_bytes = tail
+        self.tail_bytes = max(self._bounds.tail_bytes_min, min(self._bounds.tail_bytes_max, share))
 
-    def _relieve(self) -> None:
+    def relieve(self) -> None:
+        """Drop what is over the total: finished tails, then live ones down to their share."""
         for transcript in list(self._finished):
             if self.used_bytes <= self._bounds.transcript_total_bytes_max:
                 return

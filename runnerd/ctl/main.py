@@ -7,6 +7,7 @@ subcommand needs must not cost the others. tests/bench has the figure.
 
 from __future__ import annotations
 
+import os
 import sys
 from typing import TYPE_CHECKING, Final
 
@@ -18,6 +19,8 @@ if "typing_extensions" not in sys.modules:
     import msgspec  # noqa: F401
 
     del sys.modules["typing_extensions"]
+
+from .endings import REFUSED, error_code, say, say_error
 
 if TYPE_CHECKING:
     import argparse
@@ -46,9 +49,6 @@ def build_parser(words: Sequence[str]) -> argparse.ArgumentParser:
     """Build the parser, in full only for the subcommands among `words`."""
     import argparse  # noqa: PLC0415
     import importlib  # noqa: PLC0415
-    import os  # noqa: PLC0415
-
-    from .endings import REFUSED, say  # noqa: PLC0415
 
     class Parser(argparse.ArgumentParser):
         """Exits with 125 on bad usage: 2, argparse's own, may be the command's exit code."""
@@ -116,8 +116,6 @@ def main(words: Sequence[str] | None = None) -> int:
     from runnerd.client.errors import ClientError, RemoteError  # noqa: PLC0415
     from runnerd.protocol.errors import RequestError  # noqa: PLC0415
 
-    from .endings import error_code, say_error  # noqa: PLC0415
-
     try:
         code: int = options.main(options)
         sys.stdout.flush()
@@ -137,5 +135,18 @@ def main(words: Sequence[str] | None = None) -> int:
     return code
 
 
+def script() -> None:
+    """Run as a program; does not return."""
+    code = main()
+    try:
+        if sys.stdout is not None:
+            sys.stdout.flush()
+    except OSError:
+        code = REFUSED
+    # Without the interpreter's tear-down, which costs a twentieth of the time and frees nothing
+    # the kernel would not.
+    os._exit(code)
+
+
 if __name__ == "__main__":
-    sys.exit(main())
+    script()

@@ -21,7 +21,8 @@ from typing import Final, NamedTuple
 from runnerd.protocol.errors import RequestError
 
 from .linux import SO_PEERPIDFD
-from .procfs import descends_from
+from .procfs import Stat, descends_from, read_stat
+from .signalling import open_pidfd
 
 _CRED: Final = struct.Struct("iII")
 _OVERFLOW_UID: Final = 65534
@@ -54,10 +55,12 @@ def check_peer(sock: socket.socket, peer: Peer, allowed_uids: Collection[int]) -
         return
     pidfd = _peer_pidfd(sock, peer)
     try:
-        if not _is_alive(pidfd):
+        before = read_stat(peer.pid)
+        if not _is_alive(pidfd, before):
             raise _gone(peer)
         descends = descends_from(peer.pid, os.getpid())
-        if not _is_alive(pidfd) or descends is None:
+        after = read_stat(peer.pid)
+        if not _is_alive(pidfd, after) or descends is None or not _same(before, after):
             raise _gone(peer)
         if descends and peer.pid != os.getpid():
             raise RequestError(
@@ -65,24 +68,34 @@ def check_peer(sock: socket.socket, peer: Peer, allowed_uids: Collection[int]) -
                 f"process {peer.pid} was started by runnerd: commands may not connect",
             )
     finally:
-        os.close(pidfd)
+        if pidfd is not None:
+            os.close(pidfd)
 
 
-def _peer_pidfd(sock: socket.socket, peer: Peer) -> int:
+def _peer_pidfd(sock: socket.socket, peer: Peer) -> int | None:
     try:
         return sock.getsockopt(socket.SOL_SOCKET, SO_PEERPIDFD)
     except OSError:
         pass  # an older kernel, or a peer already reaped
     try:
-        return os.pidfd_open(peer.pid)
+        return open_pidfd(peer.pid)
     except OSError as error:
         raise _gone(peer) from error
 
 
-def _is_alive(pidfd: int) -> bool:
+def _is_alive(pidfd: int | None, stat: Stat | None) -> bool:
+    if stat is None or stat.state in "ZX":
+        return False
+    if pidfd is None:
+        return True
     poll = select.poll()
     poll.register(pidfd, select.POLLIN)
     return not poll.poll(0)  # a pidfd is readable once its process has ended, pidfd_open(2)
+
+
+def _same(before: Stat | None, after: Stat | None) -> bool:
+    # Without a pidfd the start time stands for it.
+    return before is not None and after is not None and before.start_ticks == after.start_ticks
 
 
 def _gone(peer: Peer) -> RequestError:

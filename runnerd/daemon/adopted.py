@@ -2,7 +2,8 @@
 
 The kernel gives a dead shim's descendants to the daemon, the next subreaper above them. Which
 of the daemon's children they are is not written anywhere: a process belongs to the exec if it is
-the command, is in its session, or carries at least the score the shim gave it. Other orphans
+the command, is in its session, or carries at least the score the shim gave it, where only that
+gives such a score. Other orphans
 (children of a `docker exec` where runnerd is PID 1) are reaped by daemon/reaper.py and never
 signalled.
 
@@ -26,6 +27,7 @@ from runnerd.protocol.answers import ReceiptProcess, Survivor
 from .ending import LISTED_MAX, receipt_of
 from .poller import Owner, Poller, Timer
 from .procfs import Stat, children, descends_from, read_stat, tree
+from .signalling import send_signal
 
 _ROUND_S: Final = 0.02
 _SURVIVOR_ROUND_S: Final = 1.0
@@ -37,7 +39,8 @@ class AdoptedTree:
     Args:
         its_exec: The exec.
         leader: The command's pid, or the parked child's.
-        shims: Says which of the daemon's children are shims.
+        is_shim: Says which of the daemon's children are shims.
+        score_proves: Says whether that oom_score_adj is found with commands only.
         on_empty: Called when nothing is left.
         on_survivors: Called once KILL was in vain.
     """
@@ -50,6 +53,7 @@ class AdoptedTree:
         owner: Owner,
         *,
         is_shim: Callable[[int], bool],
+        score_proves: Callable[[int | None], bool],
         on_empty: Callable[[], None],
         on_survivors: Callable[[], None],
     ) -> None:
@@ -58,6 +62,7 @@ class AdoptedTree:
         self._poller = poller
         self._owner = owner
         self._is_shim = is_shim
+        self._score_proves = score_proves(its_exec.oom_score_adj)
         self._on_empty = on_empty
         self._on_survivors = on_survivors
         self._kill_at_s = 0.0
@@ -81,6 +86,8 @@ class AdoptedTree:
     def _belongs(self, stat: Stat) -> bool:
         if self._leader in (stat.pid, stat.session):
             return True
+        if not self._score_proves:
+            return False
         try:
             with open(f"/proc/{stat.pid}/oom_score_adj", "rb") as file:
                 score = int(file.read())
@@ -123,16 +130,8 @@ class AdoptedTree:
 
     def _send(self, stat: Stat, number: int, done: set[tuple[int, int]] | None) -> None:
         with contextlib.suppress(OSError):
-            pidfd = os.pidfd_open(stat.pid)
-            try:
-                again = read_stat(stat.pid)
-                if again is None or again.start_ticks != stat.start_ticks:
-                    return
-                if not descends_from(stat.pid, os.getpid()):
-                    return
-                signal.pidfd_send_signal(pidfd, number)
-            finally:
-                os.close(pidfd)
+            if not send_signal(stat.pid, number, lambda: _is_still_ours(stat)):
+                return
             if done is not None:
                 done.add((stat.pid, stat.start_ticks))
         receipt = receipt_of(self._exec)
@@ -166,3 +165,12 @@ class AdoptedTree:
             ):
                 self._send(stat, number, sent)
         return len(sent)
+
+
+def _is_still_ours(stat: Stat) -> bool:
+    again = read_stat(stat.pid)
+    return (
+        again is not None
+        and again.start_ticks == stat.start_ticks
+        and bool(descends_from(stat.pid, os.getpid()))
+    )

@@ -45,8 +45,14 @@ class Guard(Protocol):
     def cause(self) -> int | None:
         """Return what began the stop, or None."""
 
+    def armed_s(self) -> float:
+        """Return when the stop began, on the monotonic clock; 0 before that."""
+
     def code(self) -> int:
         """Return the exit code that was fixed."""
+
+    def hold(self) -> None:
+        """Take the signals back from whoever has set a handler for them since."""
 
     def refused(self) -> tuple[int, int, int]:
         """Return how many signals from our own descendants were refused, the last and its pid."""
@@ -61,8 +67,10 @@ class NativeGuard:
         self._library = ctypes.CDLL(str(library))
         self._lifeline, self.lifeline = socket.socketpair()
         self.wake_fd, self._wake = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
-        # Python must not think that it handles SIGINT, or trio would take it over.
-        signal.signal(signal.SIGINT, signal.SIG_DFL)
+        # trio asks "is this the main thread?" by setting SIGINT to what Python believes it is,
+        # over our own handler; with Python's default there, it would even take SIGINT over. So
+        # Python is given a handler that does the same, if later, until hold() is called.
+        signal.signal(signal.SIGINT, lambda number, _frame: self._on_signal(number))
         setup = self._library.guard_setup
         setup.argtypes = (ctypes.c_int, ctypes.c_int, ctypes.c_long)
         status = setup(self._lifeline.fileno(), self._wake, int(STOP_DEADLINE_S * 1e9))
@@ -71,6 +79,9 @@ class NativeGuard:
         # The one thread that never blocks these signals, also while the main one has them
         # blocked inside posix_spawn; it never comes back for the GIL.
         threading.Thread(target=self._library.guard_park, name="guard", daemon=True).start()
+
+    def _on_signal(self, number: int) -> None:
+        self.arm(0, number)
 
     def _read(self, name: str) -> int:
         return ctypes.c_int.in_dll(self._library, name).value
@@ -83,9 +94,19 @@ class NativeGuard:
         """See Guard."""
         return self._read("guard_cause") if self._read("guard_armed") else None
 
+    def armed_s(self) -> float:
+        """See Guard."""
+        return ctypes.c_long.in_dll(self._library, "guard_armed_ns").value / 1e9
+
     def code(self) -> int:
         """See Guard."""
         return self._read("guard_code")
+
+    def hold(self) -> None:
+        """See Guard."""
+        status = self._library.guard_hold()
+        if status < 0:
+            raise OSError(-status, os.strerror(-status))
 
     def refused(self) -> tuple[int, int, int]:
         """See Guard."""
@@ -109,6 +130,7 @@ class FallbackGuard:
         self.wake_fd, self._wake = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
         self._cause: int | None = None
         self._code = 0
+        self._armed_s = 0.0
         self._armed = threading.Event()
         self._once = threading.Lock()
         signal.signal(signal.SIGALRM, signal.SIG_DFL)
@@ -129,7 +151,7 @@ class FallbackGuard:
         """See Guard."""
         if not self._once.acquire(blocking=False):
             return False
-        self._cause, self._code = cause, code
+        self._code, self._armed_s, self._cause = code, time.monotonic(), cause
         signal.setitimer(signal.ITIMER_REAL, STOP_DEADLINE_S + 0.2)
         self._lifeline.shutdown(socket.SHUT_RDWR)
         self._armed.set()
@@ -140,9 +162,16 @@ class FallbackGuard:
         """See Guard."""
         return self._cause
 
+    def armed_s(self) -> float:
+        """See Guard."""
+        return self._armed_s
+
     def code(self) -> int:
         """See Guard."""
         return self._code
+
+    def hold(self) -> None:
+        """See Guard. Python's own handlers stand here, and trio leaves those as they are."""
 
     def refused(self) -> tuple[int, int, int]:
         """See Guard."""

@@ -18,8 +18,6 @@ from .running import Running
 if TYPE_CHECKING:
     from .service import Service
 
-ARGV_BYTES_SHOWN = 4096
-
 
 def exec_info(
     service: Service, running: Running, *, usage: bool, holders: bool = False
@@ -41,7 +39,7 @@ def exec_info(
     return ExecInfo(
         exec_id=its_exec.exec_id,
         state=its_exec.state.shown,  # type: ignore[arg-type]
-        argv=_shown_argv(its_exec.argv),
+        argv=its_exec.argv,
         cwd=its_exec.cwd,
         user=its_exec.user,
         labels=its_exec.labels,
@@ -64,18 +62,6 @@ def exec_info(
         closed=its_exec.closed,
         usage=_usage(members) if usage else None,
     )
-
-
-def _shown_argv(argv: list[str]) -> list[str]:
-    """Return argv, cut where a listing of it would not fit a frame."""
-    shown: list[str] = []
-    size = 0
-    for argument in argv:
-        size += len(argument)
-        if size > ARGV_BYTES_SHOWN:
-            return [*shown, argument[:64] + "…", f"… {len(argv)} arguments in all"]
-        shown.append(argument)
-    return shown
 
 
 def _members(running: Running) -> list[Stat]:

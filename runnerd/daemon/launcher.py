@@ -44,6 +44,7 @@ class Launcher:
         nofile: The soft and hard limit of descriptors that commands get; ours may be higher.
         raise_oom_score: Whether commands get a higher oom_score_adj; off only to show what
             happens without.
+        boot_score: The oom_score_adj that everything here has which we did not start, or None.
     """
 
     def __init__(
@@ -55,8 +56,10 @@ class Launcher:
         cwd: str,
         nofile: tuple[int, int],
         raise_oom_score: bool = True,
+        boot_score: int | None = None,
     ) -> None:
         self.cwd = cwd
+        self._boot_score = boot_score
         self._pool = pool
         self._user = user
         self._nofile = tuple(value % 2**64 for value in nofile)  # -1 is RLIM_INFINITY
@@ -66,6 +69,13 @@ class Launcher:
             for name, value in environment.items()
             if not name.startswith(_PRIVATE_PREFIX) and name not in _PRIVATE_NAMES
         }
+
+    def score_proves(self, score: int | None) -> bool:
+        """Say whether a process with this oom_score_adj must be from a command of ours.
+
+        Not where the whole sandbox runs with as much (a BestEffort pod has 1000).
+        """
+        return score is not None and self._boot_score is not None and score > self._boot_score
 
     def launch(self, params: ExecStart) -> tuple[Shim, Pipes]:
         """Hand a job to a shim; what becomes of it, the shim says.
@@ -85,9 +95,11 @@ class Launcher:
             raise spawn_failed(error) from error
         try:
             shim = self._hand_over(pipes, job)
-        except OSError as error:
+        except BaseException as error:
             pipes.close()
-            raise spawn_failed(error) from error
+            if isinstance(error, OSError):
+                raise spawn_failed(error) from error
+            raise
         pipes.given()
         return shim, pipes
 
@@ -105,7 +117,7 @@ class Launcher:
         shim = self._pool.take()
         try:
             _send_job(shim, pipes, job)
-        except OSError:
+        except BaseException:
             shim.close()
             shim.kill()
             raise

@@ -114,6 +114,7 @@ class Listener:
     def _bind(self, mode: int, uid: int, gid: int) -> socket.socket:
         self._remove_stale()
         listening = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_NONBLOCK)
+        is_bound = False
         try:
             # The mode of the socket itself is what bind(2) gives the file, less the umask: so it
             # is never, not even for a moment, wider than asked for.
@@ -121,6 +122,7 @@ class Listener:
             before = os.umask(0o777 & ~mode)
             try:
                 listening.bind(self.path)
+                is_bound = True
             finally:
                 os.umask(before)
             if uid >= 0 or gid >= 0:
@@ -128,6 +130,8 @@ class Listener:
             listening.listen(_BACKLOG)
         except OSError as error:
             listening.close()
+            if is_bound:
+                os.unlink(self.path)
             raise SocketError(f"cannot bind '{self.path}': {error.strerror}") from error
         return listening
 

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
+import select
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, NoReturn
@@ -36,10 +38,10 @@ def main() -> None:
     except SystemExit:
         raise
     except BaseException as error:  # noqa: BLE001 - the last place before the process ends
-        import traceback
+        guard.arm(EX_SOFTWARE, CAUSE_ERROR)  # first: what follows may fail or get stuck
+        from .log import Log
 
-        traceback.print_exception(error)
-        guard.arm(EX_SOFTWARE, CAUSE_ERROR)
+        Log().failure("uncaught_error", error, where="main")
         code = guard.code()
     _leave(code)
 
@@ -47,7 +49,10 @@ def main() -> None:
 def _leave(code: int, message: str | None = None) -> NoReturn:
     # Without the interpreter's tear-down: nothing of it is needed, and it could get stuck.
     if message is not None:
-        os.write(2, message.encode("utf-8", "replace") + b"\n")
+        # Not a log line: whoever starts the daemon by hand reads it. It waits for no reader either.
+        writable = select.select([], [2], [], 0)[1]
+        with contextlib.suppress(OSError):
+            os.write(2, message.encode("utf-8", "replace")[:4000] + b"\n" if writable else b"")
     os._exit(code)
 
 

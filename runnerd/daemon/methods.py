@@ -9,7 +9,7 @@ from __future__ import annotations
 import functools
 import time
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, ParamSpec
 
 from runnerd.core.flow import Subscription
 from runnerd.core.life import State
@@ -53,6 +53,8 @@ if TYPE_CHECKING:
     from .connection import Connection
     from .service import Service
 
+P = ParamSpec("P")
+
 
 class Call:
     """One request being served.
@@ -62,13 +64,14 @@ class Call:
         connection: Where it came from and its answer goes.
     """
 
-    __slots__ = ("_id", "connection", "service")
+    __slots__ = ("_id", "connection", "method", "service")
 
     def __init__(
-        self, service: Service, connection: Connection, request_id: RequestId | None
+        self, service: Service, connection: Connection, request_id: RequestId | None, method: str
     ) -> None:
         self.service = service
         self.connection = connection
+        self.method = method
         self._id = request_id
 
     def answer(self, outcome: object) -> None:
@@ -77,6 +80,24 @@ class Call:
             self.connection.fail(self._id, outcome)
         else:
             self.connection.answer(self._id, outcome)  # type: ignore[arg-type]
+
+    def later(self, call: Callable[P, None]) -> Callable[P, None]:
+        """Make a callback for what comes later whose failure is this request's own.
+
+        Unwrapped, one that fails would end the exec it was left with, and keep the callbacks
+        behind it from being called.
+        """
+
+        def guarded(*args: P.args, **kwargs: P.kwargs) -> None:
+            try:
+                call(*args, **kwargs)
+            except RequestError as error:
+                self.answer(error)
+            except Exception as error:  # noqa: BLE001 - stray: answered, counted, survived
+                self.service.stray(error, "request", method=self.method)
+                self.connection.fail_inside(self._id)
+
+        return guarded
 
 
 def dispatch(service: Service, connection: Connection, codec: Codec, request: Request) -> None:
@@ -93,30 +114,18 @@ def dispatch(service: Service, connection: Connection, codec: Codec, request: Re
     params = codec.params(request.params, kind)
     if request.id is None and request.method != "exec.ack":
         raise RequestError("invalid_request", "only exec.ack may be sent without an id")
-    call = Call(service, connection, request.id)
-    _serve(call, request.method, params)
+    _serve(Call(service, connection, request.id, request.method), params)
 
 
-def _serve(call: Call, method: str, params: Params) -> None:
+def _serve(call: Call, params: Params) -> None:
+    handler = functools.partial(HANDLERS[call.method], call, params)
     exec_id = getattr(params, "exec_id", None)
-    if exec_id is not None and method not in ("exec.start", "exec.cancel"):
+    if exec_id is not None and call.method not in ("exec.start", "exec.cancel"):
         running = call.service.running.get(exec_id)
         # In order: one that names an exec still starting waits for it. A cancel does not.
-        if running is not None and running.when_started(
-            functools.partial(_serve_later, call, method, params)
-        ):
+        if running is not None and running.when_started(call.later(handler)):
             return
-    HANDLERS[method](call, params)
-
-
-def _serve_later(call: Call, method: str, params: Params) -> None:
-    try:
-        HANDLERS[method](call, params)
-    except RequestError as error:
-        call.answer(error)
-    except Exception as error:  # noqa: BLE001 - stray: answered, counted, survived
-        call.service.stray(error, "request", method=method)
-        call.answer(RequestError("internal", "the request failed inside runnerd"))
+    handler()
 
 
 def _hello(call: Call, params: Hello) -> None:
@@ -152,19 +161,31 @@ def _ping(call: Call, _params: NoParams) -> None:
 
 
 def _start(call: Call, params: ExecStart) -> None:
+    @call.later
     def started(outcome: Running | RequestError) -> None:
         if isinstance(outcome, RequestError):
+            if params.attach is not None:
+                call.connection.unreserve_subscription()
             call.answer(outcome)
             return
         call.answer(_start_answer(call, outcome, params))
 
-    call.service.start(params, started)
+    if params.attach is not None:
+        # Before anything runs: a started command whose attach is refused would be a lie.
+        call.connection.reserve_subscription()
+    try:
+        call.service.start(params, started)
+    except BaseException:
+        if params.attach is not None:
+            call.connection.unreserve_subscription()
+        raise
 
 
-def _start_answer(call: Call, running: Running, params: ExecStart) -> StartAnswer | RequestError:
+def _start_answer(call: Call, running: Running, params: ExecStart) -> StartAnswer:
     its_exec, subscription = running.exec, None
     if params.attach is not None and not call.connection.is_gone:
         attach = params.attach
+        call.connection.unreserve_subscription()
         subscription = call.connection.subscribe(
             running,
             lambda number: Subscription(
@@ -231,6 +252,7 @@ def _ack(call: Call, params: ExecAck) -> None:
 def _write(call: Call, params: ExecWrite) -> None:
     running = call.service.known(params.exec_id)
 
+    @call.later
     def reply(outcome: WriteAnswer | RequestError) -> None:
         call.answer(outcome)
 
@@ -244,6 +266,7 @@ def _signal(call: Call, params: ExecSignal) -> None:
             "exec_ended", f"exec '{params.exec_id}' has ended; nothing was signalled"
         )
 
+    @call.later
     def reply(outcome: int | RequestError) -> None:
         call.answer(
             outcome if isinstance(outcome, RequestError) else SignalAnswer(signalled=outcome)
@@ -269,6 +292,7 @@ def _cancel(call: Call, params: ExecCancel) -> None:
         return
     running.end("cancelled", params.grace_s)
 
+    @call.later
     def check() -> None:
         answer = _cancel_answer(running, wait=params.wait)
         if answer is None:
@@ -305,38 +329,47 @@ class Waiting:
         self._until = params.until
         self._done = False
         self._timer = None
+        # Made once: what is to be forgotten later must be the same object.
+        self._on_exit = call.later(self._finish)
+        self._on_end = call.later(self.check)
+        call.connection.waiting.add(self)
         if params.timeout_s is not None:
             self._timer = call.service.poller.call_at(
-                time.monotonic() + params.timeout_s, self, self._timed_out
+                time.monotonic() + params.timeout_s, self, call.later(self._timed_out)
             )
 
     def stray(self, error: Exception) -> None:
-        """Its own failure."""
+        """See Owner; never called, since everything given away is guarded already."""
         self._call.service.stray(error, "request", method="exec.wait")
+
+    def abandon(self) -> None:
+        """Nobody is there any more to be answered: leave nothing with the exec."""
+        self._done = True
+        self._running.forget_waiter(self._on_exit)
+        self._running.forget_waiter(self._on_end)
+        self._call.connection.waiting.discard(self)
+        if self._timer is not None:
+            self._timer.cancel()
 
     def check(self) -> None:
         """Answer if it is time, else wait on."""
         its_exec = self._running.exec
-        if self._done or self._call.connection.is_gone:
+        if self._done:
             return
         if its_exec.exit is not None and (self._until == "exited" or not its_exec.is_live):
             self._finish(its_exec.exit)
         elif self._until == "exited":
-            self._running.when_exited(self._finish)
+            self._running.when_exited(self._on_exit)
         else:
-            self._running.when_ended(self.check)
+            self._running.when_ended(self._on_end)
 
     def _finish(self, outcome: Exit | RequestError) -> None:
         if self._done:
             return
-        self._done = True
-        if self._timer is not None:
-            self._timer.cancel()
+        self.abandon()
         self._call.answer(outcome)
 
     def _timed_out(self) -> None:
-        self._running.forget_waiter(self._finish)
-        self._running.forget_waiter(self.check)
         self._finish(
             RequestError("wait_timeout", f"exec '{self._running.exec.exec_id}' has not ended yet")
         )

@@ -156,6 +156,21 @@ class _Collector:
             counters.stray_failures,
             "task",
         )
+        yield self._single(
+            "runnerd_signals_refused",
+            "Stop signals sent by the daemon's own descendants, not obeyed.",
+            counters.signals_refused,
+        )
+        yield self._single(
+            "runnerd_accept_failures",
+            "Connections not accepted for want of descriptors or memory.",
+            counters.accept_failures,
+        )
+        yield self._single(
+            "runnerd_connections_stuck",
+            "Connections closed because their peer did not read.",
+            counters.connections_stuck,
+        )
         yield self._single("runnerd_shims_lost", "Shims that died early.", counters.shims_lost)
         yield self._single(
             "runnerd_orphans_reaped",

@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import os
 import resource
+import sys
 from collections.abc import Mapping
 from typing import Final, NoReturn
 
@@ -64,9 +65,12 @@ class Options(msgspec.Struct, kw_only=True):
 
 class _Parser(argparse.ArgumentParser):
     serve_options: frozenset[str] = frozenset()
+    reads_environment = False
 
     def error(self, message: str) -> NoReturn:
-        self.print_usage()
+        if _Parser.reads_environment:
+            raise ConfigError(f"in the RUNNERD_* variables: {message}")
+        self.print_usage(sys.stderr)
         self.exit(EX_USAGE, f"runnerd: {message}\n")
 
 
@@ -89,7 +93,9 @@ def parse_options(argv: list[str], environ: Mapping[str, str], shim: str) -> Opt
     parser = _parser(shim)
     if argv[:1] == ["serve"]:
         # In front of the command line's own options, so that those win.
-        argv = ["serve", *_from_environment(environ, parser.serve_options), *argv[1:]]
+        found = _from_environment(environ, parser.serve_options)
+        _check_environment(parser, found)
+        argv = ["serve", *found, *argv[1:]]
     given = parser.parse_args(argv)
     if given.command != "serve":
         parser.error("say what to do: runnerd serve")
@@ -151,6 +157,19 @@ def _from_environment(environ: Mapping[str, str], known: frozenset[str]) -> list
             values = value.split(",") if option == "--allow-uid" else [value]
             found += [f"{option}={each}" for each in values]
     return found
+
+
+def _check_environment(parser: _Parser, found: list[str]) -> None:
+    """Blame the environment for what it alone got wrong.
+
+    Raises:
+        ConfigError: For a bad RUNNERD_* variable.
+    """
+    _Parser.reads_environment = True
+    try:
+        parser.parse_args(["serve", *found])
+    finally:
+        _Parser.reads_environment = False
 
 
 def _options(given: argparse.Namespace) -> Options:

@@ -13,8 +13,8 @@ import time
 from collections.abc import Callable
 from typing import Literal
 
-from runnerd.core.bounds import CHUNK_BYTES
 from runnerd.core.execs import Exec
+from runnerd.core.flow import chunk_bytes
 
 from .pipes import Pipes, bytes_waiting
 from .poller import EPOLLIN, Owner, Poller, Timer
@@ -113,7 +113,7 @@ class OutputPump:
         if fd is None:
             return 0
         try:
-            data = os.read(fd, CHUNK_BYTES)
+            data = os.read(fd, chunk_bytes(self._tail_bytes()))
         except BlockingIOError:
             return 0
         if not data:

@@ -24,6 +24,8 @@ import trio
 EPOLLIN: Final = select.EPOLLIN
 EPOLLOUT: Final = select.EPOLLOUT
 _BATCH: Final = 64
+_ROUNDS_MAX: Final = 8  # of descriptors that are ready again at once, before others have a turn
+_SWEEP_MIN: Final = 64  # cancelled timers that are not worth a sweep
 
 
 class Owner(Protocol):
@@ -36,16 +38,18 @@ class Owner(Protocol):
 class Timer:
     """A call to come; cancel it at any time, also after it was made."""
 
-    __slots__ = ("at_s", "call", "owner")
+    __slots__ = ("_poller", "call", "owner")
 
-    def __init__(self, at_s: float, owner: Owner, call: Callable[[], None]) -> None:
-        self.at_s = at_s
-        self.owner = owner
+    def __init__(self, poller: Poller, owner: Owner, call: Callable[[], None]) -> None:
+        self._poller = poller
+        self.owner: Owner | None = owner
         self.call: Callable[[], None] | None = call
 
     def cancel(self) -> None:
-        """Do not call."""
-        self.call = None
+        """Do not call; and let go of the owner, who may be gone long before the time comes."""
+        if self.call is not None:
+            self.call = self.owner = None
+            self._poller.timer_cancelled()
 
 
 class Poller:
@@ -55,8 +59,11 @@ class Poller:
         self._epoll = select.epoll()
         self._watched: dict[int, tuple[Callable[[int], None], Owner]] = {}
         self._timers: list[tuple[float, int, Timer]] = []
+        self._cancelled = 0
         self._counter = itertools.count()
         self._scope: trio.CancelScope | None = None
+        self._deferred: dict[Callable[[], None], Owner] = {}
+        self._in_batch = False
 
     def watch(self, fd: int, events: int, handler: Callable[[int], None], owner: Owner) -> None:
         """Call handler(events) whenever `fd` is ready, until unwatch.
@@ -74,7 +81,7 @@ class Poller:
 
     def call_at(self, at_s: float, owner: Owner, call: Callable[[], None]) -> Timer:
         """Call once at a monotonic time, or soon where that has passed."""
-        timer = Timer(at_s, owner, call)
+        timer = Timer(self, owner, call)
         heapq.heappush(self._timers, (at_s, next(self._counter), timer))
         if self._scope is not None and self._timers[0][2] is timer:
             self._scope.deadline = trio.current_time() + at_s - time.monotonic()
@@ -84,17 +91,61 @@ class Poller:
         """Call once, after what is ready now."""
         return self.call_at(0.0, owner, call)
 
+    def defer(self, owner: Owner, call: Callable[[], None]) -> None:
+        """Call once at the end of what is being handled now; deferred twice, called once.
+
+        What several handlers have for one connection is so written in one go.
+        """
+        self._deferred[call] = owner
+        if not self._in_batch and len(self._deferred) == 1:
+            self.call_soon(owner, self._run_deferred)
+
+    def batch(self, handle: Callable[[], None]) -> None:
+        """Handle something, then make the calls it deferred."""
+        self._in_batch = True
+        try:
+            handle()
+        finally:
+            self._in_batch = False
+            self._run_deferred()
+
+    def _run_deferred(self) -> None:
+        while self._deferred:
+            deferred, self._deferred = self._deferred, {}
+            for call, owner in deferred.items():
+                self._call(owner, lambda _events, call=call: call(), 0)  # type: ignore[misc]
+
+    def timer_cancelled(self) -> None:
+        """Sweep the heap once most of it is cancelled: deadlines of hours outlive their execs."""
+        self._cancelled += 1
+        if self._cancelled > _SWEEP_MIN and self._cancelled * 2 > len(self._timers):
+            self._timers = [entry for entry in self._timers if entry[2].call is not None]
+            heapq.heapify(self._timers)
+            self._cancelled = 0
+
     async def run(self) -> None:
         """Serve for ever. A core task: what escapes it is an uncaught error of the daemon."""
         while True:
             with trio.CancelScope(deadline=self._next_deadline()) as self._scope:
                 await trio.lowlevel.wait_readable(self._epoll)
             self._scope = None
-            for fd, events in self._epoll.poll(0, _BATCH):
+            for _ in range(_ROUNDS_MAX):
+                if not self._handle_ready():
+                    break
+
+    def _handle_ready(self) -> bool:
+        """Handle what is ready now; returns whether there was anything."""
+        ready = self._epoll.poll(0, _BATCH)
+
+        def handle() -> None:
+            for fd, events in ready:
                 watched = self._watched.get(fd)
                 if watched is not None:  # else a handler before it in this batch closed it
                     self._call(watched[1], watched[0], events)
             self._run_timers()
+
+        self.batch(handle)
+        return bool(ready)
 
     def _call(self, owner: Owner, handler: Callable[[int], None], events: int) -> None:
         try:
@@ -105,6 +156,7 @@ class Poller:
     def _next_deadline(self) -> float:
         while self._timers and self._timers[0][2].call is None:
             heapq.heappop(self._timers)
+            self._cancelled -= 1
         if not self._timers:
             return math.inf
         return trio.current_time() + self._timers[0][0] - time.monotonic()
@@ -113,9 +165,12 @@ class Poller:
         now_s = time.monotonic()
         # Only what is due now: a timer armed by a timer gets its turn after the descriptors.
         for _ in range(len(self._timers)):
-            if self._timers[0][0] > now_s:
-                return
+            if not self._timers or self._timers[0][0] > now_s:
+                return  # a call may have cancelled others, and the heap been swept
             timer = heapq.heappop(self._timers)[2]
-            call, timer.call = timer.call, None
-            if call is not None:
-                self._call(timer.owner, lambda _events, call=call: call(), 0)  # type: ignore[misc]
+            call, owner = timer.call, timer.owner
+            timer.call = timer.owner = None
+            if call is None or owner is None:
+                self._cancelled -= 1
+                continue
+            self._call(owner, lambda _events, call=call: call(), 0)  # type: ignore[misc]

@@ -17,6 +17,7 @@ import trio
 from runnerd.core.execs import ExitStatus
 
 from .log import Log
+from .poller import Owner
 from .shims import ShimPool
 
 _SWEEP_S = 5.0  # a SIGCHLD cannot be lost, but a sweep costs nothing and needs no proof
@@ -28,21 +29,24 @@ class Reaper:
     Args:
         pool: Its map says which children are shims.
         log: For shims that end in an unexpected way.
+        when_open: Called once trio listens for SIGCHLD: it has touched SIGINT by then.
 
     Attributes:
         orphans: How many children were reaped that were no shim and no command.
     """
 
-    def __init__(self, pool: ShimPool, log: Log) -> None:
+    def __init__(self, pool: ShimPool, log: Log, when_open: Callable[[], None]) -> None:
         self.orphans = 0
         self._pool = pool
         self._log = log
-        self._adopted: dict[int, Callable[[ExitStatus], None]] = {}
-        self._when_reaped: dict[int, list[Callable[[], None]]] = {}
+        self._when_open = when_open
+        self._adopted: dict[int, tuple[Owner, Callable[[ExitStatus], None]]] = {}
+        self._when_reaped: dict[int, list[tuple[Owner, Callable[[], None]]]] = {}
 
     async def run(self) -> None:
         """Serve for ever. A core task: what escapes it is an uncaught error of the daemon."""
         with trio.open_signal_receiver(signal.SIGCHLD) as deaths:
+            self._when_open()
             self.reap()
             while True:
                 with trio.move_on_after(_SWEEP_S):
@@ -72,42 +76,43 @@ class Reaper:
                 self._log.debug("shim_ended", pid=pid, status=status)
         adopted = self._adopted.pop(pid, None)
         if adopted is not None:
-            adopted(
-                ExitStatus(
-                    code=os.WEXITSTATUS(status) if os.WIFEXITED(status) else None,
-                    signal=os.WTERMSIG(status) if os.WIFSIGNALED(status) else None,
-                    core_dumped=os.WCOREDUMP(status),
-                    at_s=time.monotonic(),
-                    cpu_user_s=user_s,
-                    cpu_system_s=system_s,
-                    peak_rss_bytes=maxrss_kib * 1024,
-                )
+            owner, on_exit = adopted
+            exit_status = ExitStatus(
+                code=os.WEXITSTATUS(status) if os.WIFEXITED(status) else None,
+                signal=os.WTERMSIG(status) if os.WIFSIGNALED(status) else None,
+                core_dumped=os.WCOREDUMP(status),
+                at_s=time.monotonic(),
+                cpu_user_s=user_s,
+                cpu_system_s=system_s,
+                peak_rss_bytes=maxrss_kib * 1024,
             )
+            _tell(owner, lambda: on_exit(exit_status))
         elif shim is None:
             self.orphans += 1
-        for call in self._when_reaped.pop(pid, []):
-            call()
+        for owner, call in self._when_reaped.pop(pid, []):
+            _tell(owner, call)
 
-    def adopt(self, pid: int, on_exit: Callable[[ExitStatus], None]) -> None:
-        """Report the status of a command whose shim is gone; it is our child by now."""
-        self._adopted[pid] = on_exit
+    def adopt(self, pid: int, owner: Owner, on_exit: Callable[[ExitStatus], None]) -> None:
+        """Report the status of a command whose shim is gone; it is our child by now.
 
-    def when_reaped(self, shim_pid: int, call: Callable[[], None]) -> None:
+        Args:
+            pid: The command.
+            owner: Whose failure it is if `on_exit` fails.
+            on_exit: Told once.
+        """
+        self._adopted[pid] = owner, on_exit
+
+    def when_reaped(self, shim_pid: int, owner: Owner, call: Callable[[], None]) -> None:
         """Call once a shim is reaped: from then on its descendants are the daemon's."""
         if shim_pid in self._pool.by_pid:
-            self._when_reaped.setdefault(shim_pid, []).append(call)
+            self._when_reaped.setdefault(shim_pid, []).append((owner, call))
         else:
             call()
 
-    def kill_adopted(self, pid: int) -> None:
-        """Kill a child that came to the daemon, unless it has been reaped already.
 
-        Proven by waitid(2), which answers for our own children only and leaves the status.
-        """
-        if pid in self._pool.by_pid:
-            return  # the number has gone to a shim since
-        try:
-            os.waitid(os.P_PID, pid, os.WEXITED | os.WNOHANG | os.WNOWAIT)
-        except ChildProcessError:
-            return
-        os.kill(pid, signal.SIGKILL)
+def _tell(owner: Owner, call: Callable[[], None]) -> None:
+    # Reaping is a core task; what one exec makes of a status is that exec's own business.
+    try:
+        call()
+    except Exception as error:  # noqa: BLE001 - the owner's failure, survived here
+        owner.stray(error)

@@ -19,7 +19,7 @@ from .last_words import EXECS_LISTED, LastWords, read_last_words, state_folder, 
 from .launcher import Launcher
 from .listening import Listener
 from .log import Log
-from .memory import OomCounter, find_cgroup, lower_own_score, oom_order
+from .memory import OomCounter, find_cgroup, lower_own_score, oom_order, own_score
 from .options import Options
 from .poller import Poller
 from .reaper import Reaper
@@ -44,7 +44,10 @@ def run_daemon(options: Options, guard: Guard, listener: Listener) -> int:
         trio.run(_main, service, options, listener, words)
     except BaseException as error:  # noqa: BLE001 - trio itself failed: stop without it
         service.uncaught("loop", error)
-        stop_without_loop(service)
+        try:
+            stop_without_loop(service)
+        except Exception as second:  # noqa: BLE001 - nothing new begins during a stop
+            service.uncaught("stop", second)
     words.stopped()
     return guard.code()
 
@@ -54,13 +57,19 @@ def _assemble(options: Options, guard: Guard, listener: Listener, log: Log) -> S
     boot.close_on_exec()
     nofile = boot.raise_nofile()
     is_subreaper = boot.take_process()
+    boot_score = own_score()
     lowered = options.oom_score == "lower" and lower_own_score()
     cgroup = find_cgroup()
     order = oom_order(cgroup, lowered=lowered)
     boot.hide_process()
     poller = Poller()
     pool = ShimPool(
-        options.shim, guard.lifeline, options.bounds.parked_shims, poller=poller, log=log
+        options.shim,
+        guard.lifeline,
+        options.bounds.parked_shims,
+        poller=poller,
+        log=log,
+        is_stopping=lambda: guard.cause() is not None,
     )
     warnings = list(order.warnings)
     if guard.kind != "native":
@@ -80,8 +89,9 @@ def _assemble(options: Options, guard: Guard, listener: Listener, log: Log) -> S
             cwd=options.cwd,
             nofile=nofile,
             raise_oom_score=options.raise_oom_score,
+            boot_score=boot_score,
         ),
-        reaper=Reaper(pool, log),
+        reaper=Reaper(pool, log, when_open=guard.hold),
         oom_counter=OomCounter(cgroup),
         oom_order=order,
         socket_path=listener.path,
@@ -101,6 +111,7 @@ def _catch_strays(service: Service) -> None:
         if isinstance(hook.exc_value, Exception):
             service.stray(hook.exc_value, "thread")
 
+    service.pool.on_stray = lambda error: service.stray(error, "shim_pool")
     sys.unraisablehook = unraisable
     threading.excepthook = in_thread
 

@@ -7,6 +7,7 @@ happen uncounted.
 
 from __future__ import annotations
 
+import functools
 import time
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Protocol
@@ -46,6 +47,7 @@ from runnerd.protocol.shimwire import (
 )
 
 from .adopted import AdoptedTree
+from .effects import each_of
 from .ending import EndMessage, ShimEnder
 from .launcher import explain_failure
 from .output_pump import OutputPump
@@ -86,7 +88,7 @@ class Running:
         self.subscribers: dict[Subscription, Subscriber] = {}
         self._service = service
         self._poller = service.poller
-        self._params = params
+        self._params: ExecStart | None = params
         self._on_start: Callable[[Running | RequestError], None] | None = on_start
         self._when_started: list[Callable[[], None]] = []
         self._exit_waiters: list[Callable[[Exit], None]] = []
@@ -99,6 +101,8 @@ class Running:
         self._stdin: StdinPump | None = None
         self._ender: ShimEnder | None = None
         self._adopted: AdoptedTree | None = None
+        self._status: ExitStatus | None = None  # as reported, whatever became of it
+        self._strays = 0
 
     # ------------------------------------------------------------------ start
 
@@ -109,13 +113,20 @@ class Running:
             RequestError: start_failed, with nothing left.
         """
         now_s = time.monotonic()
-        self._shim, self._pipes = self._service.launcher.launch(self._params)
-        self._shim.on_message = self._take_message
-        self._shim.on_lost = self._shim_lost
-        self._shim.on_stray = self.stray
-        self._ender = ShimEnder(self.exec, self._shim, self._poller, self)
-        self._arm("start", now_s + START_TIMEOUT_S, self._start_timed_out)
-        self.exec.spawned(time.monotonic())
+        assert self._params is not None
+        shim, self._pipes = self._service.launcher.launch(self._params)
+        self._shim = shim
+        try:
+            shim.on_message = self._take_message
+            shim.on_lost = self._shim_lost
+            shim.on_stray = self.stray
+            self._ender = ShimEnder(self.exec, shim, self._poller, self)
+            self._arm("start", now_s + START_TIMEOUT_S, self._start_timed_out)
+            self.exec.spawned(time.monotonic())
+        except BaseException:
+            self._cancel("start")
+            self._drop_half_made()
+            raise
 
     def _take_message(self, message: ShimMessage) -> None:
         match message:
@@ -175,6 +186,7 @@ class Running:
                 self.exec.stdin, self._pipes, self._service.stdin_totals, self._poller, self
             )
         self._service.observe_started(self.exec)
+        self._params = None  # argv and env may have megabytes, and the command has them now
         self._answer_start(self)
         self._hold_changed()
         self._output.start()
@@ -182,6 +194,8 @@ class Running:
         self._run_when_started()
 
     def _failed(self, message: Failed) -> None:
+        if self._params is None:
+            return
         error = explain_failure(
             message.stage,
             message.errno,
@@ -208,27 +222,33 @@ class Running:
     def _start_failed(self, error: RequestError) -> None:
         if self.exec.state is not State.STARTING:
             return
+        error = self._service.start_error(self.exec, error)
         self._cancel("start")
         self.exec.start_failed()
-        self._service.forget(self)
-        self._service.observe_start_failed(self.exec, error)
+        each_of(
+            lambda: self._service.forget(self),
+            lambda: self._service.observe_start_failed(self.exec, error),
+            self._drop_half_made,
+            lambda: self._answer_start(error),
+            self._run_when_started,
+            self._end_changed,
+        )
+
+    def _drop_half_made(self) -> None:
         if self._pipes is not None:
             self._pipes.close()
         if self._shim is not None:
             # Killed, not asked: whatever became of it must not become a command any more.
             self._shim.close()
             self._shim.kill()
-            self._kill_half_made(self._shim)
-        self._answer_start(error)
-        self._run_when_started()
-        self._end_changed()
+            self._service.reaper.when_reaped(self._shim.pid, self, self._end_half_made)
 
-    def _kill_half_made(self, shim: Shim) -> None:
-        child_pid = shim.child_pid
+    def _end_half_made(self) -> None:
+        # The parked child, or a command that had got as far as execve before its shim was lost.
+        child_pid = None if self._shim is None else self._shim.child_pid
         if child_pid is not None:
-            self._service.reaper.when_reaped(
-                shim.pid, lambda: self._service.reaper.kill_adopted(child_pid)
-            )
+            self._adopted = self._adopt_tree(child_pid)
+            self._adopted.end(0.0)
 
     def _answer_start(self, outcome: Running | RequestError) -> None:
         on_start, self._on_start = self._on_start, None
@@ -244,8 +264,7 @@ class Running:
 
     def _run_when_started(self) -> None:
         calls, self._when_started = self._when_started, []
-        for call in calls:
-            call()
+        each_of(*calls)
 
     # ------------------------------------------------------------------ output
 
@@ -294,6 +313,7 @@ class Running:
     def _exited(self, status: ExitStatus) -> None:
         if self.exec.status is not None or self.exec.state is State.STARTING:
             return
+        self._status = status
         self._cancel("deadline")
         if self._service.guard.cause() is not None:
             # The lifeline ends natively, before the loop hears of it: the stop may have acted
@@ -327,48 +347,54 @@ class Running:
         self._carry_out(actions)
 
     def _carry_out(self, actions: list[Action]) -> None:
-        for action in actions:
-            match action:
-                case SendEnd():
-                    self._send_end(action.grace_s)
-                case ArmDeadline():
-                    self._arm("deadline", action.at_s, self._deadline_reached)
-                case Drain():
-                    assert self._output is not None
-                    if self._output.drain():
-                        self._drained()
-                    else:
-                        self._arm("drain", action.until_s, self._drained)
-                case Publish():
-                    self._publish(action.exit)
-                case Close():
-                    self._close()
+        # What the core has decided happened: one effect that fails must not undo the others.
+        each_of(*(functools.partial(self._carry_out_one, action) for action in actions))
+
+    def _carry_out_one(self, action: Action) -> None:
+        match action:
+            case SendEnd():
+                self._send_end(action.grace_s)
+            case ArmDeadline():
+                self._arm("deadline", action.at_s, self._deadline_reached)
+            case Drain():
+                self._drain(action.until_s)
+            case Publish():
+                self._publish(action.exit)
+            case Close():
+                self._close()
+
+    def _drain(self, until_s: float) -> None:
+        self._arm("drain", until_s, self._drained)  # first: a drain that fails still ends
+        if self._output is None or self._output.drain():
+            self._drained()
 
     def _publish(self, its_exit: Exit) -> None:
-        self._service.observe_exited(self.exec, its_exit)
-        assert self._output is not None
-        self._output.discard()
-        if self._stdin is not None:
-            self._stdin.close()
-        self.wake_subscribers()
         waiters, self._exit_waiters = self._exit_waiters, []
-        for waiter in waiters:
-            waiter(its_exit)
+        each_of(
+            lambda: self._service.observe_exited(self.exec, its_exit),
+            lambda: None if self._output is None else self._output.discard(),
+            lambda: None if self._stdin is None else self._stdin.close(),
+            self.wake_subscribers,
+            *(functools.partial(waiter, its_exit) for waiter in waiters),
+        )
 
     def _close(self) -> None:
-        assert self._output is not None
-        self._output.close()
         for name in [name for name in self._timers if name != "hold"]:
             self._cancel(name)
-        if self._ender is not None:
-            self._ender.forget_timer()
-        for waiter in self._signal_waiters:
-            waiter(0)  # the shim left before it had read them: nothing was signalled
-        self._signal_waiters.clear()
-        self._service.observe_closed(self.exec)
-        self._service.closed(self)
-        self.wake_subscribers()
-        self._end_changed()
+        # The shim left before it had read them: nothing was signalled.
+        waiters, self._signal_waiters = self._signal_waiters, []
+        each_of(
+            lambda: None if self._output is None else self._output.close(),
+            lambda: None if self._ender is None else self._ender.forget_timer(),
+            *(functools.partial(waiter, 0) for waiter in waiters),
+            lambda: self._service.observe_closed(self.exec),
+            lambda: self._service.closed(self),
+            self.wake_subscribers,
+            self._end_changed,
+            self._let_go,
+        )
+
+    def _let_go(self) -> None:
         # The record stays for an hour, its machinery does not.
         self._shim = self._pipes = self._output = self._stdin = None
         self._ender = self._adopted = None
@@ -394,8 +420,7 @@ class Running:
 
     def _end_changed(self) -> None:
         waiters, self._end_waiters = self._end_waiters, []
-        for waiter in waiters:
-            waiter()
+        each_of(*waiters)
 
     @property
     def end_confirmed(self) -> bool:
@@ -426,26 +451,30 @@ class Running:
             return
         self.exec.shim_lost()
         self._shim.kill()  # its socket may have been closed while it lives
-        self._service.reaper.when_reaped(self._shim.pid, self._adopt)
+        self._service.reaper.when_reaped(self._shim.pid, self, self._adopt)
+
+    def _adopt_tree(self, leader: int) -> AdoptedTree:
+        return AdoptedTree(
+            self.exec,
+            leader,
+            self._poller,
+            self,
+            is_shim=self._service.pool.by_pid.__contains__,
+            score_proves=self._service.launcher.score_proves,
+            on_empty=self._adopted_empty,
+            on_survivors=self._end_changed,
+        )
 
     def _adopt(self) -> None:
         assert self.exec.pid is not None
         if self._ender is not None:
             self._ender.forget_timer()
-        for waiter in self._signal_waiters:
+        waiters, self._signal_waiters = self._signal_waiters, []
+        for waiter in waiters:
             waiter(RequestError("internal", "the shim was lost"))
-        self._signal_waiters.clear()
-        self._adopted = AdoptedTree(
-            self.exec,
-            self.exec.pid,
-            self._poller,
-            self,
-            is_shim=self._service.pool.by_pid.__contains__,
-            on_empty=self._adopted_empty,
-            on_survivors=self._end_changed,
-        )
+        self._adopted = self._adopt_tree(self.exec.pid)
         if self.exec.status is None:
-            self._service.reaper.adopt(self.exec.pid, self._adopted_exited)
+            self._service.reaper.adopt(self.exec.pid, self, self._adopted_exited)
         grace_s = self.exec.grace_s
         if self.exec.end_by_s is not None:
             grace_s = max(0.0, self.exec.end_by_s - time.monotonic())
@@ -456,9 +485,12 @@ class Running:
 
     def _adopted_empty(self) -> None:
         self._service.reaper.reap()
+        if self.exec.state is State.FAILED:
+            return  # a half-made start, told already
         if self.exec.status is None:
             # Not among our children any more, so nobody can tell: never made up.
-            self._exited(ExitStatus(code=None, signal=None, at_s=time.monotonic()))
+            nobody_knows = ExitStatus(code=None, signal=None, at_s=time.monotonic())
+            self._exited(self._status or nobody_knows)
         self._emptied()
 
     # ------------------------------------------------------------------ requests
@@ -501,7 +533,18 @@ class Running:
 
     def stray(self, error: Exception) -> None:
         """One of this exec's handlers failed: this exec ends, nothing else notices."""
+        self._strays += 1
         self._service.stray(error, "exec", exec_id=self.exec.exec_id)
+        try:
+            self._end_after_stray()
+        except Exception as second:
+            if self._strays > 1:
+                raise  # an exec that cannot be ended is a state nobody knows
+            self._strays += 1
+            self._service.stray(second, "exec", exec_id=self.exec.exec_id)
+            self._shim_lost()  # the way round the shim and what was asked of it
+
+    def _end_after_stray(self) -> None:
         if self.exec.state is State.STARTING:
             self._start_failed(RequestError("internal", "the start failed inside runnerd"))
             return

@@ -21,7 +21,8 @@ from .service import Service
 _EXHAUSTED: Final = frozenset({errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM})
 _BACK_OFF_S: Final = 0.1
 _LOG_EVERY_S: Final = 5.0
-_REFUSING_MAX: Final = 32  # connections over the limit that are still told so
+_LOG_REFUSAL_EVERY_S: Final = 0.1
+_REFUSING_MAX: Final = 32  # refused connections that are still told why, at a time
 
 
 class Server:
@@ -43,6 +44,9 @@ class Server:
         # does not hang in the backlog.
         self._reserve: int | None = os.open("/dev/null", os.O_RDONLY | os.O_CLOEXEC)
         self._logged_s = -_LOG_EVERY_S
+        self._logged_refusal_s = -_LOG_REFUSAL_EVERY_S
+        self._refusals = 0
+        self._refusing = 0
 
     async def run(self, nursery: trio.Nursery) -> None:
         """Serve for ever. A core task: what escapes it is an uncaught error of the daemon.
@@ -56,6 +60,8 @@ class Server:
                 await trio.lowlevel.wait_readable(self._listening)
                 continue
             except OSError as error:
+                if self._service.registry.state == "stopping":
+                    return  # the stop has closed the socket
                 if error.errno == errno.ECONNABORTED:
                     continue
                 if error.errno not in _EXHAUSTED:
@@ -83,34 +89,59 @@ class Server:
 
     def _admit(self, sock: socket.socket, nursery: trio.Nursery) -> None:
         service, counters = self._service, self._service.counters
-        sock.setblocking(False)
-        peer, refusal = Peer(0, -1, -1), None
+        peer = Peer(0, -1, -1)
         try:
+            sock.setblocking(False)
             peer = peer_of(sock)
-            check_peer(sock, peer, self._allowed_uids)
+            refusal = self._refusal(sock, peer)
         except OSError as error:  # no descriptor left to look with: nobody gets in unseen
             refusal = RequestError("busy", f"cannot look at the peer: {error.strerror}")
-        except RequestError as error:
-            refusal = error
-            service.log.warning(
-                "peer_refused", kind=error.kind, error=error.message, pid=peer.pid, uid=peer.uid
-            )
-        most = service.bounds.connections_max
-        if refusal is None and counters.connections >= most:
-            refusal = RequestError(
-                "busy", f"{most} connections are open; that is the most", retry_after_s=1.0
-            )
+        except Exception as error:  # noqa: BLE001 - stray: what this one peer is made of
+            service.stray(error, "access")
+            refusal = RequestError("internal", "the peer could not be looked at")
         if refusal is not None:
             service.refused(refusal.kind)
-            if counters.connections >= most + _REFUSING_MAX:
+            self._log_refusal(refusal, peer)
+            # Told why, a few at a time and beside the limit: else a command that is refused could
+            # keep everybody else out by trying.
+            if self._refusing >= _REFUSING_MAX:
                 sock.close()
                 return
         counters.connections_total += 1
-        nursery.start_soon(self._serve, Connection(service, sock, peer, refusal))
+        nursery.start_soon(self._serve, Connection(service, sock, peer, refusal), refusal is None)
+        if refusal is None:
+            counters.connections += 1
+        else:
+            self._refusing += 1
 
-    async def _serve(self, connection: Connection) -> None:
+    def _refusal(self, sock: socket.socket, peer: Peer) -> RequestError | None:
+        try:
+            check_peer(sock, peer, self._allowed_uids)
+        except RequestError as error:
+            return error
+        most = self._service.bounds.connections_max
+        if self._service.counters.connections < most:
+            return None
+        return RequestError(
+            "busy", f"{most} connections are open; that is the most", retry_after_s=1.0
+        )
+
+    def _log_refusal(self, refusal: RequestError, peer: Peer) -> None:
+        self._refusals += 1
+        if time.monotonic() - self._logged_refusal_s < _LOG_REFUSAL_EVERY_S:
+            return  # counted all the same, by kind
+        self._logged_refusal_s = time.monotonic()
+        self._service.log.warning(
+            "peer_refused",
+            kind=refusal.kind,
+            error=refusal.message,
+            pid=peer.pid,
+            uid=peer.uid,
+            total=self._refusals,
+        )
+
+    async def _serve(self, connection: Connection, is_let_in: bool) -> None:  # noqa: FBT001
         service = self._service
-        service.counters.connections += 1
         service.connections.add(connection)
         try:
             await connection.serve()
@@ -118,4 +149,7 @@ class Server:
             service.stray(error, "connection", connection=connection.number)
         finally:
             service.connections.discard(connection)
-            service.counters.connections -= 1
+            if is_let_in:
+                service.counters.connections -= 1
+            else:
+                self._refusing -= 1

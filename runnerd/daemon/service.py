@@ -111,6 +111,9 @@ class Service:
         Raises:
             RequestError: Where it was refused or could not be handed to a shim; nothing is left.
         """
+        if self.guard.cause() is not None:
+            # The lifeline ends natively, before the loop hears of it: parked shims leave already.
+            self.registry.state = "stopping"
         accepted = self.registry.accept(
             params.exec_id or f"x-{secrets.token_hex(8)}",
             params,
@@ -126,9 +129,20 @@ class Service:
         except BaseException as error:
             accepted.start_failed()
             self.forget(running)
-            if isinstance(error, RequestError):
-                self.observe_start_failed(accepted, error)
-            raise
+            if not isinstance(error, RequestError):
+                raise
+            told = self.start_error(accepted, error)
+            self.observe_start_failed(accepted, told)
+            raise told from error
+
+    def start_error(self, its_exec: Exec, error: RequestError) -> RequestError:
+        """Return what a failed start is told: the stop, where that has taken its shim away."""
+        at_fault = error.kind == "internal" or error.data.stage in ("spawn", "killed")
+        if self.guard.cause() is None or not at_fault:
+            return error
+        return RequestError(
+            "stopping", f"the daemon is stopping; '{its_exec.exec_id}' was not started"
+        )
 
     def known(self, exec_id: str) -> Running:
         """Return an exec that is live or kept.
@@ -145,19 +159,23 @@ class Service:
         """A start failed: nothing of it is kept, its id is free."""
         self.registry.failed(running.exec)
         del self.running[running.exec.exec_id]
+        self._note_idle()
 
     def closed(self, running: Running) -> None:
         """Nothing of an exec is left; keep its record while there is room."""
         self.registry.closed(running.exec, time.monotonic())
         self._drop_expired()
+        self._note_idle()
+
+    def _note_idle(self) -> None:
         if not self.registry.live_count:
             self.when_idle.set()
 
     def expire(self) -> None:
-        """Drop records past their age; arms itself again."""
+        """Drop records past their age; arms itself again, whatever becomes of this round."""
+        self.poller.call_at(time.monotonic() + _EXPIRE_EVERY_S, self, self.expire)
         self.registry.expire(time.monotonic())
         self._drop_expired()
-        self.poller.call_at(time.monotonic() + _EXPIRE_EVERY_S, self, self.expire)
 
     def _drop_expired(self) -> None:
         for exec_id in self.registry.take_dropped():

@@ -17,7 +17,6 @@ from runnerd.protocol.shimwire import (
     Parked,
     Scope,
     ShimMessage,
-    ShimMessageError,
     end_message,
     parse_shim_message,
     signal_message,
@@ -35,8 +34,8 @@ _REFILL_RETRY_S: Final = 0.5
 class Shim:
     """One shim: its control socket and its pid.
 
-    Whoever uses it sets `on_message` (called with each message) and `on_lost` (called once,
-    after the last message, when the other end is gone).
+    Whoever uses it sets `on_message` (called with each message), `on_lost` (called once, after
+    the last message, when the other end is gone) and `on_stray` (called when a handler failed).
 
     Attributes:
         pid: The shim's pid; it stays ours to signal until the reaper took its status.
@@ -44,7 +43,7 @@ class Shim:
         is_reaped: Whether the pid may belong to somebody else by now.
     """
 
-    def __init__(self, pid: int, control: socket.socket, poller: Poller, log: Log) -> None:
+    def __init__(self, pid: int, control: socket.socket, poller: Poller) -> None:
         self.pid = pid
         self.child_pid: int | None = None
         self.is_reaped = False
@@ -53,17 +52,12 @@ class Shim:
         self.on_stray: Callable[[Exception], None] | None = None
         self._control: socket.socket | None = control
         self._poller = poller
-        self._log = log
         poller.watch(control.fileno(), EPOLLIN, self._readable, self)
 
     def stray(self, error: Exception) -> None:
         """A handler failed: tell whoever uses this shim."""
         if self.on_stray is not None:
             self.on_stray(error)
-            return
-        self._log.failure("parked_shim_failed", error, pid=self.pid)
-        self.close()
-        self.kill()
 
     def _readable(self, _events: int) -> None:
         while self._control is not None:
@@ -79,11 +73,8 @@ class Shim:
             self._take(data)
 
     def _take(self, data: bytes) -> None:
-        try:
-            message = parse_shim_message(data)
-        except ShimMessageError as error:
-            self._log.failure("shim_message_bad", error, pid=self.pid)
-            return
+        # What cannot be understood is a failure of the exec's: it could have been its exit.
+        message = parse_shim_message(data)
         if isinstance(message, Parked):
             self.child_pid = message.pid
         if self.on_message is not None:
@@ -109,6 +100,7 @@ class Shim:
         """
         if self._control is None:
             raise BrokenPipeError("the shim is gone")
+        self.signal(signal.SIGCONT)  # a command of the same uid may have stopped it
         socket.send_fds(self._control, [b"job"], list(fds))
 
     def send_end(self, grace_s: float) -> None:
@@ -119,6 +111,7 @@ class Shim:
 
     def send_signal(self, number: int, scope: Scope) -> bool:
         """Tell it to send a signal; False where it is gone."""
+        self.signal(signal.SIGCONT)
         return self._send(signal_message(number, scope))
 
     def _send(self, message: bytes) -> bool:
@@ -147,15 +140,26 @@ class ShimPool:
         path: The shim's binary.
         lifeline: The end of the lifeline that shims are given.
         size: How many to keep parked.
+        is_stopping: Whether the lifeline has ended: parked shims leave then, and nobody parks.
 
     Attributes:
         by_pid: Every shim not reaped; the reaper's map.
+        on_stray: Told of failures of the pool and of parked shims.
     """
 
     def __init__(
-        self, path: str, lifeline: socket.socket, size: int, *, poller: Poller, log: Log
+        self,
+        path: str,
+        lifeline: socket.socket,
+        size: int,
+        *,
+        poller: Poller,
+        log: Log,
+        is_stopping: Callable[[], bool],
     ) -> None:
         self.by_pid: dict[int, Shim] = {}
+        self.on_stray: Callable[[Exception], None] = lambda error: log.failure("stray", error)
+        self._is_stopping = is_stopping
         self._path = path
         self._lifeline = lifeline
         self._size = size
@@ -171,8 +175,9 @@ class ShimPool:
         return len(self._parked)
 
     def stray(self, error: Exception) -> None:
-        """A refill failed in a way it should not have."""
-        self._log.failure("shim_pool_failed", error)
+        """A refill failed in a way it should not have: starts go on, refills are tried again."""
+        self.on_stray(error)
+        self._refill_later(_REFILL_RETRY_S)
 
     def take(self) -> Shim:
         """Return a shim for one job: a parked one, else a new one.
@@ -188,7 +193,7 @@ class ShimPool:
     def refill(self) -> None:
         """Start shims until enough are parked; on failure, try again later."""
         self._refill_armed = False
-        while len(self._parked) < self._size and not self._closed:
+        while len(self._parked) < self._size and not self._closed and not self._is_stopping():
             try:
                 shim = self._spawn()
             except OSError as error:
@@ -196,6 +201,7 @@ class ShimPool:
                 self._refill_later(_REFILL_RETRY_S)
                 return
             shim.on_lost = lambda shim=shim: self._parked_lost(shim)
+            shim.on_stray = lambda error, shim=shim: self._parked_failed(shim, error)
             self._parked.append(shim)
 
     def close(self) -> None:
@@ -206,10 +212,20 @@ class ShimPool:
         self._parked.clear()
 
     def _parked_lost(self, shim: Shim) -> None:
-        # Killed while parked: a command of the same uid can do that. Replaced, not mourned.
-        self._log.warning("parked_shim_lost", pid=shim.pid)
         if shim in self._parked:
             self._parked.remove(shim)
+        if self._is_stopping():
+            return
+        # Killed while parked: a command of the same uid can do that. Replaced, not mourned.
+        self._log.warning("parked_shim_lost", pid=shim.pid)
+        shim.kill()
+        self._refill_later(_REFILL_RETRY_S)
+
+    def _parked_failed(self, shim: Shim, error: Exception) -> None:
+        self.on_stray(error)
+        if shim in self._parked:
+            self._parked.remove(shim)
+        shim.close()
         shim.kill()
         self._refill_later(_REFILL_RETRY_S)
 
@@ -237,6 +253,6 @@ class ShimPool:
         finally:
             theirs.close()
         ours.setblocking(False)
-        shim = Shim(pid, ours, self._poller, self._log)
+        shim = Shim(pid, ours, self._poller)
         self.by_pid[pid] = shim
         return shim

@@ -14,17 +14,21 @@ from runnerd.protocol.errors import RequestError
 from runnerd.protocol.requests import ExecWrite
 
 from .pipes import Pipes
-from .poller import EPOLLOUT, Owner, Poller
+from .poller import EPOLLOUT, Owner, Poller, Timer
 
 Reply = Callable[[WriteAnswer | RequestError], None]
 
 
 class StdinTotals:
-    """Bytes queued for stdin over all execs; bounded by stdin_total_bytes_max."""
+    """Bytes queued for stdin over all execs, and bytes of writes that wait for room.
+
+    Both are bounded by stdin_total_bytes_max, each for itself.
+    """
 
     def __init__(self, bounds: Bounds) -> None:
         self.bounds = bounds
         self.queued_bytes = 0
+        self.waiting_bytes = 0
 
 
 class _Write:
@@ -61,6 +65,7 @@ class StdinPump:
         self._poller = poller
         self._owner = owner
         self._waiting: deque[_Write] = deque()
+        self._timer: Timer | None = None
         self._watching = False
 
     @property
@@ -73,9 +78,39 @@ class StdinPump:
     def write(self, request: ExecWrite, reply: Reply) -> None:
         """Take a write; reply at once, or once it fits or its wait_s is over."""
         write = _Write(request, reply, time.monotonic())
-        if self._waiting or not self._take(write):
-            self._waiting.append(write)
-            self._poller.call_at(write.until_s, self._owner, self._serve_waiting)
+        if not self._waiting and self._take(write):
+            return
+        totals = self._totals
+        if totals.waiting_bytes + len(request.data) > totals.bounds.stdin_total_bytes_max:
+            reply(self._too_much_waits())
+            return
+        self._waiting.append(write)
+        totals.waiting_bytes += len(request.data)
+        self._wake_at_first()
+
+    def _too_much_waits(self) -> RequestError:
+        return RequestError(
+            "busy",
+            f"{self._totals.waiting_bytes} bytes wait to be written to commands' stdin",
+            preserved="what was taken before is kept; repeat the write with its offset",
+            retry_after_s=1.0,
+            accepted_bytes=self._queue.accepted_bytes,
+        )
+
+    def _wake_at_first(self) -> None:
+        # One timer, for the one at the head: those behind it have no turn before it.
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+        if self._waiting:
+            self._timer = self._poller.call_at(
+                self._waiting[0].until_s, self._owner, self._serve_waiting
+            )
+
+    def _next_waiting(self) -> _Write:
+        write = self._waiting.popleft()
+        self._totals.waiting_bytes -= len(write.request.data)
+        return write
 
     def _take(self, write: _Write) -> bool:
         """Try one write; False where the rest of it may still wait for room."""
@@ -139,8 +174,13 @@ class StdinPump:
         self._serve_waiting()
 
     def _serve_waiting(self) -> None:
-        while self._waiting and self._take(self._waiting[0]):
-            self._waiting.popleft()
+        while self._waiting:
+            write = self._next_waiting()  # first: taking it may find the pipe closed, and close all
+            if not self._take(write):
+                self._waiting.appendleft(write)
+                self._totals.waiting_bytes += len(write.request.data)
+                break
+        self._wake_at_first()
 
     def _close_pipe(self) -> None:
         self._unwatch()
@@ -153,4 +193,5 @@ class StdinPump:
         self._close_pipe()
         self._totals.queued_bytes -= self._queue.close()
         while self._waiting:
-            self._waiting.popleft().reply(self._closed_error())
+            self._next_waiting().reply(self._closed_error())
+        self._wake_at_first()

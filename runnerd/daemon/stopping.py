@@ -56,7 +56,7 @@ async def stop(service: Service, listener: Listener) -> None:
             running.end("stopped", STOP_GRACE_S)
         except Exception as error:  # noqa: BLE001 - one exec's failure must not stop the stop
             service.stray(error, "stop", exec_id=running.exec.exec_id)
-    with trio.move_on_after(STOP_FLUSH_S):
+    with trio.move_on_after(_left_s(service)):
         while service.registry.live_count:
             service.when_idle = trio.Event()
             await service.when_idle.wait()
@@ -73,7 +73,12 @@ async def stop(service: Service, listener: Listener) -> None:
 def stop_without_loop(service: Service) -> None:
     """Do what can be done where trio itself has failed: wait for the shims to end their trees."""
     service.pool.close()
-    until_s = time.monotonic() + STOP_FLUSH_S
-    while service.pool.by_pid and time.monotonic() < until_s:
+    while service.pool.by_pid and _left_s(service):
         service.reaper.reap()
         time.sleep(_STEP_S)
+
+
+def _left_s(service: Service) -> float:
+    # Counted from the cause, not from here: a loop that heard of it late still leaves by itself,
+    # with the socket removed, before the guard ends it.
+    return max(0.0, service.guard.armed_s() + STOP_FLUSH_S - time.monotonic())

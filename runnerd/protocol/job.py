@@ -1,6 +1,6 @@
 """The job: what one command is, as the bytes the shim's child reads from a memfd.
 
-The layout is written down twice, here and as `struct job_header` in shim/runnerd_shim.c, and the
+The layout is written down twice, here and as `struct job_header` in shim/shim_child.h, and the
 two change together. A header of numbers in host order (both ends are one machine), then the
 rlimits, then the supplementary groups, then cwd, argv and environment as NUL-terminated strings
 with nothing after them. The child checks every length and refuses what does not add up, at stage

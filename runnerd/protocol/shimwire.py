@@ -225,8 +225,8 @@ def end_message(grace_ms: int) -> bytes:
 
 
 def _natural(word: str) -> int:
-    # isdigit() alone, because int() takes signs, spaces and underscores as well.
-    if not word.isdigit() or len(word) > _DIGITS_MAX:
+    # Not int() alone, which takes signs, spaces, underscores and leading zeros as well.
+    if not word.isdigit() or len(word) > _DIGITS_MAX or (word[0] == "0" and word != "0"):
         raise ValueError(word)
     return int(word)
 
@@ -234,7 +234,11 @@ def _natural(word: str) -> int:
 def _score(word: str) -> int | None:
     if word == "-":
         return None
-    return -_natural(word[1:]) if word.startswith("-") else _natural(word)
+    if not word.startswith("-"):
+        return _natural(word)
+    if word == "-0":
+        raise ValueError(word)
+    return -_natural(word[1:])
 
 
 def _exactly(words: list[str], count: int) -> None:

@@ -61,6 +61,17 @@ def test_one_exec_whose_output_nobody_takes_holds_up_no_other(
         assert stuck.exit.reason == "cancelled"
 
 
+@pytest.mark.parametrize("window_bytes", [1, 4096, 100_000, 1 << 20, 1 << 30, None])
+def test_output_flows_whatever_the_window(
+    runnerd_daemon: RunnerdProcess, window_bytes: int | None
+) -> None:
+    """A window above what the daemon keeps of one exec must not make both sides wait."""
+    with runnerd_daemon.connect() as client:
+        handle = client.start(["head", "-c", "2000000", "/dev/zero"], window_bytes=window_bytes)
+        sizes = [len(note.data) for note in handle.output(20) if isinstance(note, OutputNote)]
+    assert sum(sizes) == 2_000_000
+
+
 def test_starts_can_be_pipelined_and_events_told_apart(runnerd_daemon: RunnerdProcess) -> None:
     with runnerd_daemon.connect() as client:
         waiting = {client.send("exec.start", ExecStart(argv=["true"])) for _ in range(50)}

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import shlex
 import signal
 import subprocess
 import sys
@@ -365,7 +366,7 @@ def test_stop_returns_when_the_daemon_has_gone(runnerd_daemon: RunnerdProcess) -
 
 
 def test_our_own_reader_that_goes_away_is_no_traceback(runnerd_daemon: RunnerdProcess) -> None:
-    words = " ".join(runnerd_daemon.ctl_words("schema"))
+    words = shlex.join(runnerd_daemon.ctl_words("schema"))
     done = subprocess.run(
         ["bash", "-c", f"set -o pipefail; {words} | head -c 1"],
         capture_output=True,

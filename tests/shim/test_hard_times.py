@@ -7,7 +7,6 @@ import resource
 import signal
 import socket
 import time
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
@@ -17,6 +16,9 @@ from runnerd.protocol.shimwire import Empty, Exited, Signalled
 from tests.shim.harness import Shim, is_alive, job, proc_field, shim_of, spawn_shim, wait_until
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+    from pathlib import Path
+
     from tests.shim.conftest import Start
 
 
@@ -80,7 +82,9 @@ def test_a_gone_daemon_ends_the_tree_though_its_mail_was_unread(start: Start) ->
 def scenarios(program: Path, env: dict[str, str] | None = None) -> None:
     """A life of each kind, for builds that look at the memory."""
     nobody = JobUser(uid=65534, gid=65534, groups=(1, 2, 3)) if os.geteuid() == 0 else None
-    rich = job("true", user=nobody, oom_score_adj=900, nice=1, rlimits=((resource.RLIMIT_CORE, 0, 0),))
+    rich = job(
+        "true", user=nobody, oom_score_adj=900, nice=1, rlimits=((resource.RLIMIT_CORE, 0, 0),)
+    )
     for good in (rich, job("sh", "-c", "exit 3")):
         with shim_of(program, env=env) as shim:
             shim.start(good)
@@ -98,7 +102,12 @@ def scenarios(program: Path, env: dict[str, str] | None = None) -> None:
         shim.end(300)
         shim.wait_for(Empty)
         assert shim.wait() == 0
-    for end in (lambda s: s.end(0), lambda s: s.control.close(), lambda s: s.lifeline.close()):
+    ends: list[Callable[[Shim], object]] = [
+        lambda shim: shim.end(0),
+        lambda shim: shim.control.close(),
+        lambda shim: shim.lifeline.close(),
+    ]
+    for end in ends:
         with shim_of(program, env=env) as shim:
             end(shim)
             assert shim.wait() == 0
@@ -118,9 +127,10 @@ def test_valgrind_finds_nothing(debug: Path, valgrind: str, tmp_path: Path) -> N
     )
     wrapper.chmod(0o755)
     scenarios(wrapper, {"PATH": "/usr/bin:/bin"})
-    assert [log.read_text() for log in tmp_path.glob("vg.*")].count("") == len(
-        list(tmp_path.glob("vg.*"))
-    )
+    logs = [log.read_text().splitlines() for log in tmp_path.glob("vg.*")]
+    assert len(logs) >= 9
+    # "--": it does not know pidfd_open() and says ENOSYS; "==" is what it has found.
+    assert [line for log in logs for line in log if not line.startswith("--")] == []
 
 
 @pytest.mark.parametrize("count", [50])
@@ -134,5 +144,3 @@ def test_many_at_once(shim_program: Path, count: int) -> None:
     finally:
         for shim in shims:
             shim.close()
-
-

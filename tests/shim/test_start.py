@@ -253,7 +253,9 @@ def test_stage_user(start: Start) -> None:
     assert failed == Failed("user", errno.EPERM, interpreter=False)
 
 
-@pytest.mark.parametrize(("uid", "gid", "stage"), [(2**32 - 1, 1, "user"), (1, 2**32 - 1, "groups")])
+@pytest.mark.parametrize(
+    ("uid", "gid", "stage"), [(2**32 - 1, 1, "user"), (1, 2**32 - 1, "groups")]
+)
 def test_an_id_of_minus_one_is_not_unchanged(start: Start, uid: int, gid: int, stage: str) -> None:
     need_root()
     failed = start().fail(job("true", user=JobUser(uid=uid, gid=gid, groups=())))
@@ -305,7 +307,7 @@ def malformed() -> Iterator[tuple[str, bytes]]:
     yield "half a header", good[:40]
     yield "cut short", good[:-1]
     yield "one byte more", good + b"x"
-    for index, name, value in [
+    changes: list[tuple[int, str, int | bytes]] = [
         (0, "magic", b"boj\0"),
         (1, "version", 2),
         (2, "total", len(good) + 1),
@@ -317,7 +319,8 @@ def malformed() -> Iterator[tuple[str, bytes]]:
         (12, "envc", 0),
         (12, "envc", 2**32 - 1),
         (13, "reserved", 1),
-    ]:
+    ]
+    for index, name, value in changes:
         words = header(good)
         words[index] = value
         yield f"{name}={value!r}", struct.pack("=4sIQIIiiIIIIIIQ", *words) + good[64:]
@@ -352,10 +355,9 @@ def held_at_exec(shim: Shim, program: Path) -> int:
     """Give a job whose execve is retried, and wait until its child stands there."""
     pid: int = shim.said[0].pid  # type: ignore[union-attr]
     shim.give(pack_job(job(program)))
-    # It has emptied its signal mask and has its streams: nothing but execve is left.
-    wait_until(lambda: os.readlink(f"/proc/{pid}/fd/0") == "/dev/null")
+    # Parked it blocks SIGCHLD; the mask is emptied last of all, and it sleeps between two tries.
+    wait_until(lambda: proc_field(pid, "SigBlk") == "0" * 16)
     wait_until(lambda: proc_field(pid, "State") == "S (sleeping)")
-    wait_until(lambda: (proc_field(pid, "SigIgn") or "x").strip("0") == "")
     return pid
 
 
@@ -417,9 +419,7 @@ def test_a_parked_pair_starts_when_no_pid_is_free(start: Start, pids_group: Path
 
 def test_no_pid_for_the_child_is_told(shim_program: Path, pids_group: Path) -> None:
     (pids_group / "pids.max").write_text("1")
-    shim = spawn_shim(
-        shim_program, prepare=lambda: (pids_group / "cgroup.procs").write_text("0")
-    )
+    shim = spawn_shim(shim_program, prepare=lambda: (pids_group / "cgroup.procs").write_text("0"))
     try:
         assert shim.next() == Failed("fork", errno.EAGAIN, interpreter=False)
         assert os.waitstatus_to_exitcode(shim.wait()) == 111
@@ -435,5 +435,3 @@ def test_without_a_control_socket_it_leaves_with_100(shim_program: Path) -> None
         file_actions=[(os.POSIX_SPAWN_OPEN, 3, "/dev/null", os.O_RDWR, 0)],
     )
     assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 100
-
-

@@ -5,7 +5,9 @@ from __future__ import annotations
 import contextlib
 import errno
 import os
+import shutil
 import signal
+import tempfile
 import time
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -18,18 +20,21 @@ from runnerd.protocol.shimwire import (
     Ending,
     Exited,
     Killed,
+    Killing,
     Signalled,
     SignalledProcess,
     Started,
+    Survivor,
     Survivors,
     Termed,
 )
 from tests.shim import seccomp
 from tests.shim.conftest import SOURCE
 from tests.shim.harness import Shim, is_alive, job, proc_field, wait_until
+from tests.shim.needs import need, need_root
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterator
 
     from tests.shim.conftest import Mutant, Start
 
@@ -99,7 +104,9 @@ def test_no_signal_before_the_job(shim: Shim) -> None:
     shim.start(job("true"))
 
 
-@pytest.mark.parametrize("text", [b"signal 0 tree", b"signal 65 tree", b"signal 9 all", b"signal x"])
+@pytest.mark.parametrize(
+    "text", [b"signal 0 tree", b"signal 65 tree", b"signal 9 all", b"signal x"]
+)
 def test_a_signal_that_cannot_be_is_refused(shim: Shim, text: bytes) -> None:
     shim.start(job("sleep", "99"))
     shim.send(text)
@@ -107,7 +114,16 @@ def test_a_signal_that_cannot_be_is_refused(shim: Shim, text: bytes) -> None:
 
 
 def test_what_is_no_message_is_ignored(shim: Shim) -> None:
-    for text in [b"x", b"end", b"end x", b"end 1x", b"end -1", b"\xff" * 400, b"jo", b"end " + b"9" * 99]:
+    for text in [
+        b"x",
+        b"end",
+        b"end x",
+        b"end 1x",
+        b"end -1",
+        b"\xff" * 400,
+        b"jo",
+        b"end " + b"9" * 99,
+    ]:
         shim.send(text)
     shim.start(job("sleep", "99"))
     shim.send(b"job")  # a second one
@@ -131,7 +147,7 @@ def test_term_reaches_everyone_once_and_the_receipt_says_who(shim: Shim) -> None
     leader, member, leaver = family(shim)
     shim.end(60_000)
     ending, termed = shim.next(), shim.next()
-    assert ending == Ending(60_000)
+    assert ending == Ending(60_000, "default")
     assert termed == Termed(
         3,
         0,
@@ -174,10 +190,51 @@ def test_a_grace_of_zero_sends_no_term(shim: Shim) -> None:
     family(shim)
     shim.end(0)
     shim.wait_for(Empty)
-    assert shim.heard(Ending) == [Ending(0)]
+    assert shim.heard(Ending) == [Ending(0, "default")]
+    assert len(shim.heard(Killing)) == 1
     assert not shim.heard(Termed)
     assert shim.heard(Killed)[0].total == 3
     assert shim.heard(Exited)[0].value == signal.SIGKILL
+
+
+@pytest.mark.parametrize(
+    ("script", "leader"),
+    [
+        ("exec sleep 1001", "default"),
+        ("trap '' TERM; exec sleep 1001", "caught"),
+        ("trap : TERM; sleep 1001 & wait", "caught"),
+    ],
+)
+def test_the_receipt_says_what_term_meets_in_the_command(
+    shim: Shim, script: str, leader: str
+) -> None:
+    """Only where TERM has its default action is an exit by code certainly the command's own."""
+    pid = shim.start(job("sh", "-c", script)).pid
+    wait_until(lambda: proc_field(pid, "Name") == "sleep" or len(children(pid)) == 1)
+    shim.end(100)
+    assert shim.wait_for(Ending).leader == leader
+    shim.wait_for(Empty)
+
+
+def test_an_exit_that_came_before_the_end_is_told_before_it(shim: Shim) -> None:
+    """Else a natural exit would be taken for the answer to an end that crossed it."""
+    pid = shim.start(job("sh", "-c", "sleep 1001 & exit 4")).pid
+    wait_until(lambda: not is_alive(pid))
+    shim.end(0)
+    shim.wait_for(Empty)
+    words = [type(message) for message in shim.said]
+    assert words.index(Exited) < words.index(Ending)
+    assert shim.heard(Ending) == [Ending(0, "gone")]
+
+
+def test_killing_is_said_before_the_first_kill(shim: Shim) -> None:
+    """So that an exit by KILL is known as ours before it is told."""
+    pid = shim.start(job("sh", "-c", "trap '' TERM; exec sleep 1001")).pid
+    wait_until(lambda: proc_field(pid, "Name") == "sleep")
+    shim.end(50)
+    shim.wait_for(Empty)
+    words = [type(message) for message in shim.said]
+    assert words.index(Ending) < words.index(Killing) < words.index(Exited) < words.index(Killed)
 
 
 TALLY = "trap 'echo t' TERM; echo r; while :; do sleep 0.01; done"
@@ -185,7 +242,7 @@ TALLY = "trap 'echo t' TERM; echo r; while :; do sleep 0.01; done"
 
 def test_a_later_end_brings_kill_nearer_and_repeats_no_term(shim: Shim) -> None:
     read_fd, write_fd = os.pipe()
-    shim.start(job("sh", "-c", TALLY), [read_fd, write_fd, write_fd])
+    shim.start(job("sh", "-c", TALLY), [read_fd, write_fd])
     os.close(write_fd)
     assert os.read(read_fd, 2) == b"r\n"
     shim.end(60_000)
@@ -279,7 +336,9 @@ def test_the_twin_without_a_subreaper_loses_them(start: Start) -> None:
     shim.start(job("sh", "-c", "setsid sleep 1009 & echo"))
     shim.wait_for(Exited)
     shim.wait_for(Empty)  # and yet it lives, as a child of this test process
-    lost = [pid for pid in children(os.getpid()) if pid != shim.pid]
+    lost = [
+        pid for pid in children(os.getpid()) if b"1009" in Path(f"/proc/{pid}/cmdline").read_bytes()
+    ]
     assert len(lost) == 1
     os.kill(lost[0], signal.SIGKILL)
     os.waitpid(lost[0], 0)
@@ -312,7 +371,49 @@ def test_a_fork_bomb_at_the_pids_limit_is_ended(
     wait_until(lambda: len((pids_group / "cgroup.procs").read_text().split()) == 200)
     shim.end(0)
     shim.wait_for(Empty)
+    assert shim.wait() == 0
     assert (pids_group / "cgroup.procs").read_text() == ""
+
+
+def as_nobody() -> None:
+    os.setgroups([])
+    os.setresgid(65534, 65534, 65534)
+    os.setresuid(65534, 65534, 65534)
+
+
+@pytest.fixture
+def other_user(members: Path) -> Iterator[Path]:
+    """A setuid root program where another user may run it."""
+    need_root()
+    directory = Path(tempfile.mkdtemp(prefix="rd-setuid-"))
+    directory.chmod(0o755)
+    need(not os.statvfs(directory).f_flag & os.ST_NOSUID, "a temporary directory without nosuid")
+    program = directory / "other_user"
+    shutil.copy(members / "other_user", program)
+    program.chmod(0o4755)
+    yield program
+    shutil.rmtree(directory)
+
+
+def test_what_kill_cannot_end_is_a_survivor(start: Start, other_user: Path) -> None:
+    shim = start(prepare=as_nobody)
+    leader = shim.start(job("sh", "-c", '"$0" & sleep 1001', other_user)).pid
+    wait_until(lambda: len(children(leader)) == 2)
+    survivor = next(pid for pid in children(leader) if proc_field(pid, "Name") != "sleep")
+    wait_until(lambda: (proc_field(survivor, "Uid") or "").split() == ["0"] * 4)
+    began = time.monotonic()
+    shim.end(0)
+    assert shim.wait_for(Exited).value == signal.SIGKILL  # the others do not wait for it
+    assert shim.wait_for(Survivors) == Survivors(1, (Survivor(survivor, "user"),))
+    assert 1.0 <= time.monotonic() - began < 2.0
+    assert survivor not in [process.pid for process in shim.heard(Killed)[0].processes]
+    shim.end(5000)
+    assert shim.wait_for(Ending) == Ending(0, "gone")
+    assert is_alive(survivor)
+    os.kill(survivor, signal.SIGKILL)
+    shim.wait_for(Empty)
+    assert len(shim.heard(Survivors)) == 1
+    assert shim.wait() == 0
 
 
 # ------------------------------------------------------------------- hang-up, lifeline, races
@@ -335,9 +436,10 @@ def test_the_end_of_either_socket_ends_the_tree(shim: Shim, how: Callable[[Shim]
 
 
 def test_the_lifelines_end_gives_a_grace_of_1500_ms(shim: Shim) -> None:
-    shim.start(job("sh", "-c", "trap '' TERM; echo; exec sleep 1001"))
+    pid = shim.start(job("sh", "-c", "trap '' TERM; exec sleep 1001")).pid
+    wait_until(lambda: proc_field(pid, "Name") == "sleep")
     shim.lifeline.close()
-    assert shim.wait_for(Ending) == Ending(1500)
+    assert shim.wait_for(Ending) == Ending(1500, "caught")
     shim.end(100)
     shim.wait_for(Empty)
 
@@ -415,6 +517,11 @@ def test_without_children_files_proc_is_scanned(
         (pids[1], "g", "p"),
         (pids[2], "x", "p"),
     }
+    another = start(tmp_path / "shim")
+    pids = family(another)
+    another.end(0)
+    another.wait_for(Empty)
+    assert {p.pid for p in another.heard(Killed)[0].processes} == set(pids)
 
 
 def test_names_with_spaces_and_parentheses(shim: Shim, tmp_path: Path) -> None:
@@ -441,3 +548,18 @@ def test_children_of_other_threads_are_found(shim: Shim) -> None:
     shim.end(60_000)
     assert shim.wait_for(Termed).total == 2
     shim.wait_for(Empty)
+
+
+def test_a_process_whose_first_thread_has_ended_is_no_zombie(shim: Shim) -> None:
+    program = (
+        "import ctypes, threading, time\n"
+        "threading.Thread(target=lambda: time.sleep(1000)).start()\n"
+        "ctypes.CDLL(None).pthread_exit(None)"
+    )
+    pid = shim.start(job("python3", "-ISc", program)).pid
+    wait_until(lambda: (proc_field(pid, "State") or "")[:1] == "Z")
+    assert not shim.heard(Exited)
+    shim.end(60_000)
+    assert shim.wait_for(Termed).total == 1
+    shim.wait_for(Empty)
+    assert not shim.heard(Killed)

@@ -155,9 +155,18 @@ def test_a_line_is_refused_before_its_newline_arrives() -> None:
 
 def test_a_length_is_refused_before_its_payload_arrives() -> None:
     splitter = FrameSplitter(LIMIT, Encoding.MSGPACK)
-    splitter.feed((LIMIT + 1).to_bytes(HEADER_BYTES, "big"))
+    header = (LIMIT + 1).to_bytes(HEADER_BYTES, "big")
+    splitter.feed(header[:-1])
+    assert splitter.next_frame() is None
+    splitter.feed(header[-1:])
     with pytest.raises(FramingError, match=f"frame of {LIMIT + 1} bytes; the most is {LIMIT}"):
         splitter.next_frame()
+
+
+def test_a_length_is_not_judged_before_it_is_whole() -> None:
+    splitter = FrameSplitter(LIMIT)
+    splitter.feed(b"\0\0\xff")
+    assert splitter.next_frame() is None
 
 
 @pytest.mark.parametrize("length", [0xFFFFFFFF, 0x80000000, 0x01000000, FRAME_BYTES_MAX + 1])
