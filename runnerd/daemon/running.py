@@ -183,9 +183,10 @@ class Running:
         if self.exec.state is not State.STARTING:
             return
         assert self._pipes is not None
-        actions = self.exec.started(
-            message.pid, message.oom_score_adj, message.at_ns / 1e9, time.time()
-        )
+        at_s = message.at_ns / 1e9
+        # Of then, not of now: a command can have ended before its start is heard of here.
+        at = time.time() - max(0.0, time.monotonic() - at_s)
+        actions = self.exec.started(message.pid, message.oom_score_adj, at_s, at)
         self._output = OutputPump(
             self.exec,
             self._pipes,
