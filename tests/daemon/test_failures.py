@@ -255,13 +255,13 @@ def test_a_start_that_fails_between_shim_and_answer_leaves_nothing(
 def test_a_connection_that_fails_is_closed_and_its_exec_goes_on(start_daemon: Start) -> None:
     daemon = start_daemon(
         **planted("""
-            from runnerd.daemon import connection
-            original = connection.Connection._encode
+            from runnerd.daemon import outgoing
+            original = outgoing.Outgoing._encode
             def failing(self, subscription, running, item):
-                if running.exec.exec_id == 'bad' and self.number == 2:
+                if running.exec.exec_id == 'bad' and self._number == 2:
                     raise ValueError('planted')
                 return original(self, subscription, running, item)
-            connection.Connection._encode = failing
+            outgoing.Outgoing._encode = failing
         """)
     )
     with RawClient(daemon.socket_path) as other, RawClient(daemon.socket_path) as client:
