@@ -289,7 +289,9 @@ def _cancel(call: Call, params: ExecCancel) -> None:
         return
     its_exec = running.exec
     if its_exec.state is State.CLOSED:
-        call.answer(CancelAnswer(outcome="already_ended", exit=its_exec.exit))
+        call.answer(
+            CancelAnswer(outcome="already_ended", receipt=its_exec.receipt, exit=its_exec.exit)
+        )
         return
     running.end("cancelled", params.grace_s)
 
