@@ -271,6 +271,14 @@ class Exec:
         if self.status is None and self._reason is None:
             self._reason = "internal"
 
+    def failed_inside(self) -> None:
+        """A failure of the daemon's own met it, so its exit says `internal`, whoever acted first.
+
+        What is told of it (its output above all) may not be whole any more.
+        """
+        if self.exit is None:
+            self._reason = "internal"
+
     def _status(self) -> ExitStatus:
         assert self.status is not None
         return self.status

@@ -242,6 +242,9 @@ def _detach(call: Call, params: ExecDetach) -> None:
 
 
 def _ack(call: Call, params: ExecAck) -> None:
+    if call.connection.was_open(params.subscription):
+        call.answer(Empty())  # it crossed with `closed`, which nobody can prevent
+        return
     subscription, running = call.connection.subscription(params.subscription)
     subscription.ack(params.seq)
     running.reader_advanced()
@@ -256,7 +259,7 @@ def _write(call: Call, params: ExecWrite) -> None:
     def reply(outcome: WriteAnswer | RequestError) -> None:
         call.answer(outcome)
 
-    running.write(params, reply)
+    running.write(params, reply, writer=call.connection)
 
 
 def _signal(call: Call, params: ExecSignal) -> None:
@@ -286,7 +289,9 @@ def _cancel(call: Call, params: ExecCancel) -> None:
         return
     its_exec = running.exec
     if its_exec.state is State.CLOSED:
-        call.answer(CancelAnswer(outcome="already_ended", exit=its_exec.exit))
+        call.answer(
+            CancelAnswer(outcome="already_ended", receipt=its_exec.receipt, exit=its_exec.exit)
+        )
         return
     running.end("cancelled", params.grace_s)
 
