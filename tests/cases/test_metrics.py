@@ -76,7 +76,8 @@ def test_c148_the_metrics_add_up(start_daemon: Callable[..., RunnerdProcess]) ->
     scraper.join()
     assert errors == []
     with daemon.connect() as client:
-        wait_for(lambda: client.info().live_execs == 0)
+        # A connection is gone once the daemon has read its end.
+        wait_for(lambda: client.info().live_execs == 0 and client.info().connections == 1)
         text = client.metrics().text
         _check(text)
         each = count // 4 * 4
