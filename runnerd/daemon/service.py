@@ -185,6 +185,15 @@ class Service:
         """Return every live exec."""
         return [self.running[each.exec_id] for each in self.registry.live()]
 
+    def live_at_stop(self) -> list[Exec]:
+        """Return every exec that was live when the stop began.
+
+        The guard ends the lifeline natively, so some are closed before the loop hears of the stop.
+        """
+        began_s = self.guard.armed_s() or float("inf")
+        execs = (running.exec for running in self.running.values())
+        return [each for each in execs if each.is_live or (each.closed_s or 0.0) >= began_s]
+
     # ------------------------------------------------------------------ what is seen
 
     def observe_started(self, its_exec: Exec) -> None:
