@@ -18,6 +18,7 @@ from runnerd.client.blocking import Client, connect
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
 
+RUNNERD: Final = (sys.executable, "-m", "runnerd.daemon.main")
 REPOSITORY: Final = Path(__file__).resolve().parent.parent
 READY_S: Final = 20.0
 STOP_S: Final = 10.0
@@ -91,6 +92,8 @@ class RunnerdProcess:
         directory: Where its socket, log and state go.
         options: Further options of `runnerd serve`.
         env: Variables over the test's own.
+        program: What runs instead of the daemon's own main: words before its options.
+        prepare: Called in the child before it becomes the daemon.
         wrapper: A command that execs or runs the daemon, given as its last arguments (`tini -s
             --`); `pid` and `process` are then the wrapper's.
     """
@@ -100,22 +103,31 @@ class RunnerdProcess:
         directory: Path,
         *options: str,
         env: dict[str, str] | None = None,
+        program: Sequence[str] = RUNNERD,
+        prepare: Callable[[], None] = lambda: None,
         wrapper: Sequence[str] = (),
     ) -> None:
         self.socket_path = str(directory / "runnerd.sock")
         self.log_path = directory / "runnerd.log"
         read_fd, write_fd = os.pipe()
-        words = ("serve", "--socket", self.socket_path, "--ready-fd", str(write_fd), *options)
+        # A state directory of its own: the default one is shared with every daemon of the machine.
+        mine = ("--socket", self.socket_path, "--state-dir", str(directory / "state"))
+        words = ("serve", *mine, "--ready-fd", str(write_fd), *options)
+
+        def prepare_all() -> None:
+            with_default_signals()
+            prepare()
+
         with self.log_path.open("wb") as log:
             self.process = subprocess.Popen(
-                [*wrapper, sys.executable, "-m", "runnerd.daemon.main", *words],
+                [*wrapper, *program, *words],
                 cwd=REPOSITORY,
                 env={**os.environ, **(env or {})},
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=log,
                 pass_fds=(write_fd,),
-                preexec_fn=with_default_signals,  # noqa: PLW1509  # no threads here
+                preexec_fn=prepare_all,  # noqa: PLW1509  # no threads here
             )
         os.close(write_fd)
         self.pid = self.process.pid
@@ -186,10 +198,11 @@ def daemons(directory: Path) -> Iterator[Callable[..., RunnerdProcess]]:
     before = children()
     started: list[RunnerdProcess] = []
 
-    def start(*options: str, **how: Any) -> RunnerdProcess:
-        place = directory / f"d{len(started)}"
-        place.mkdir()
-        daemon = RunnerdProcess(place, *options, **how)
+    def start(*options: str, place: Path | None = None, **more: Any) -> RunnerdProcess:
+        if place is None:
+            place = directory / f"d{len(started)}"
+            place.mkdir()
+        daemon = RunnerdProcess(place, *options, **more)
         started.append(daemon)
         return daemon
 

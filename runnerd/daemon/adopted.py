@@ -40,7 +40,8 @@ class AdoptedTree:
         its_exec: The exec.
         leader: The command's pid, or the parked child's.
         is_shim: Says which of the daemon's children are shims.
-        score_proves: Says whether that oom_score_adj is found with commands only.
+        least_score: The oom_score_adj that only processes of commands have, or more; None where
+            it proves nothing.
         on_empty: Called when nothing is left.
         on_survivors: Called once KILL was in vain.
     """
@@ -53,7 +54,7 @@ class AdoptedTree:
         owner: Owner,
         *,
         is_shim: Callable[[int], bool],
-        score_proves: Callable[[int | None], bool],
+        least_score: int | None,
         on_empty: Callable[[], None],
         on_survivors: Callable[[], None],
     ) -> None:
@@ -62,7 +63,7 @@ class AdoptedTree:
         self._poller = poller
         self._owner = owner
         self._is_shim = is_shim
-        self._score_proves = score_proves(its_exec.oom_score_adj)
+        self._least_score = least_score
         self._on_empty = on_empty
         self._on_survivors = on_survivors
         self._kill_at_s = 0.0
@@ -86,15 +87,14 @@ class AdoptedTree:
     def _belongs(self, stat: Stat) -> bool:
         if self._leader in (stat.pid, stat.session):
             return True
-        if not self._score_proves:
+        if self._least_score is None:
             return False
         try:
             with open(f"/proc/{stat.pid}/oom_score_adj", "rb") as file:
                 score = int(file.read())
         except (OSError, ValueError):
             return False
-        least = self._exec.oom_score_adj
-        return least is not None and score >= least
+        return score >= self._least_score
 
     def end(self, grace_s: float) -> None:
         """TERM to every member once, KILL in rounds after the grace; a later call only hastens."""

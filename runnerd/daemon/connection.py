@@ -7,6 +7,7 @@ output does.
 from __future__ import annotations
 
 import functools
+import select
 import socket
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Final
@@ -155,7 +156,10 @@ class Connection:
         try:
             dispatch(self._service, self, codec, request)
         except RequestError as error:
-            self.fail(request.id, error)
+            if request.id is None and request.method == "exec.ack":
+                self._service.refused(error.kind)  # a notification is never answered
+            else:
+                self.fail(request.id, error)
         except Exception as error:  # noqa: BLE001 - stray: answered, counted, survived
             self._service.stray(error, "request", method=request.method)
             self.fail_inside(request.id)
@@ -271,6 +275,10 @@ class Connection:
             )
         return found
 
+    def was_open(self, number: int) -> bool:
+        """Whether a subscription of that number was opened here and is over."""
+        return 0 < number < self._next_subscription and (number not in self._outgoing.subscriptions)
+
     def unsubscribe(self, number: int) -> None:
         """Close one, on purpose."""
         subscription, running = self.subscription(number)
@@ -285,6 +293,15 @@ class Connection:
     async def flushed(self) -> None:
         """Wait until everything for it has been written, or it is gone."""
         await self._outgoing.flushed()
+
+    @property
+    def is_leaving(self) -> bool:
+        """See Subscriber: the peer closed its end, whether or not the reader has got there."""
+        if self._closing or self.is_gone:
+            return True
+        poll = select.poll()
+        poll.register(self._sock, select.POLLRDHUP)
+        return bool(poll.poll(0))
 
     @property
     def is_gone(self) -> bool:

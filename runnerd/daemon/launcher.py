@@ -70,12 +70,15 @@ class Launcher:
             if not name.startswith(_PRIVATE_PREFIX) and name not in _PRIVATE_NAMES
         }
 
-    def score_proves(self, score: int | None) -> bool:
-        """Say whether a process with this oom_score_adj must be from a command of ours.
+    def telling_score(self, asked: int) -> int | None:
+        """Return the oom_score_adj that tells a command's process from others here.
 
-        Not where the whole sandbox runs with as much (a BestEffort pod has 1000).
+        None where commands are not raised, or the whole sandbox runs with as much (a BestEffort
+        pod has 1000): there it tells nothing.
         """
-        return score is not None and self._boot_score is not None and score > self._boot_score
+        if not self._raise_oom_score or self._boot_score is None or asked <= self._boot_score:
+            return None
+        return asked
 
     def launch(self, params: ExecStart) -> tuple[Shim, Pipes]:
         """Hand a job to a shim; what becomes of it, the shim says.

@@ -247,6 +247,9 @@ def _detach(call: Call, params: ExecDetach) -> None:
 
 
 def _ack(call: Call, params: ExecAck) -> None:
+    if call.connection.was_open(params.subscription):
+        call.answer(Empty())  # it crossed with `closed`, which nobody can prevent
+        return
     subscription, running = call.connection.subscription(params.subscription)
     subscription.ack(params.seq)
     running.reader_advanced()
@@ -261,7 +264,7 @@ def _write(call: Call, params: ExecWrite) -> None:
     def reply(outcome: WriteAnswer | RequestError) -> None:
         call.answer(outcome)
 
-    running.write(params, reply)
+    running.write(params, reply, writer=call.connection)
 
 
 def _signal(call: Call, params: ExecSignal) -> None:

@@ -230,7 +230,7 @@ class _Words:
     def stopping(self) -> None:
         """The stop has begun."""
         cause = self._service.guard.cause()
-        live = self._service.live_at_stop()
+        live = [running.exec for running in self._service.met_by_stop()]
         self._words.stopping_at = time.time()
         self._words.cause = None if cause is None else cause_name(cause)
         self._words.code = self._service.guard.code()

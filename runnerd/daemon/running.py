@@ -10,9 +10,15 @@ from __future__ import annotations
 import functools
 import time
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Final, Protocol
 
-from runnerd.core.bounds import START_TIMEOUT_S, STOP_GRACE_S
+from runnerd.core.bounds import (
+    DRAIN_S,
+    END_RECEIPT_S,
+    KILL_ROUNDS_S,
+    START_TIMEOUT_S,
+    STOP_GRACE_S,
+)
 from runnerd.core.execs import (
     Action,
     ArmDeadline,
@@ -59,12 +65,20 @@ from .stdin_pump import Reply, StdinPump
 if TYPE_CHECKING:
     from .service import Service
 
+# Longer than everything that may follow a failure: a receipt, KILL in rounds, a drain.
+_STUCK_S: Final = END_RECEIPT_S + KILL_ROUNDS_S + DRAIN_S + 1.0
+_RETRIES: Final = 2
+
 
 class Subscriber(Protocol):
     """A connection, as an exec sees it."""
 
     def wake(self, subscription: Subscription) -> None:
         """Something may be there to be sent."""
+
+    @property
+    def is_leaving(self) -> bool:
+        """Whether its peer has gone, noticed or not."""
 
 
 class Running:
@@ -103,6 +117,7 @@ class Running:
         self._adopted: AdoptedTree | None = None
         self._status: ExitStatus | None = None  # as reported, whatever became of it
         self._strays = 0
+        self._asked_score = params.oom_score_adj
 
     # ------------------------------------------------------------------ start
 
@@ -270,6 +285,11 @@ class Running:
 
     def subscribe(self, subscription: Subscription, subscriber: Subscriber) -> None:
         """Add a reader; the first one of a blocking exec is the one it waits for."""
+        holder = self.exec.gate.holder
+        if holder is not None and self.subscribers[holder].is_leaving:
+            # Its connection's end is a few turns of the loop away; whoever comes back at once
+            # must not find the place taken.
+            self.exec.gate.lost(holder, time.monotonic())
         self.subscribers[subscription] = subscriber
         self.exec.gate.taken_by(subscription)
         self._hold_changed()
@@ -460,7 +480,7 @@ class Running:
             self._poller,
             self,
             is_shim=self._service.pool.by_pid.__contains__,
-            score_proves=self._service.launcher.score_proves,
+            least_score=self._service.launcher.telling_score(self._asked_score),
             on_empty=self._adopted_empty,
             on_survivors=self._end_changed,
         )
@@ -495,12 +515,16 @@ class Running:
 
     # ------------------------------------------------------------------ requests
 
-    def write(self, request: ExecWrite, reply: Reply) -> None:
-        """Take an exec.write."""
-        if self._stdin is None:
+    def write(self, request: ExecWrite, reply: Reply, writer: object) -> None:
+        """Take an exec.write; those of one writer take effect in the order they came."""
+        if self.exec.stdin is None:
             reply(RequestError("stdin_closed", "the exec was started without stdin: pipe"))
             return
-        self._stdin.write(request, reply)
+        if self._stdin is None:
+            taken = self.exec.stdin.accepted_bytes
+            reply(RequestError("stdin_closed", "the exec has ended", accepted_bytes=taken))
+            return
+        self._stdin.write(request, reply, writer)
 
     @property
     def stdin_room_bytes(self) -> int:
@@ -535,6 +559,8 @@ class Running:
         """One of this exec's handlers failed: this exec ends, nothing else notices."""
         self._strays += 1
         self._service.stray(error, "exec", exec_id=self.exec.exec_id)
+        if self.exec.is_live and self._strays == 1:
+            self._arm("stuck", time.monotonic() + _STUCK_S, self._check_stuck)
         try:
             self._end_after_stray()
         except Exception as second:
@@ -544,10 +570,16 @@ class Running:
             self._service.stray(second, "exec", exec_id=self.exec.exec_id)
             self._shim_lost()  # the way round the shim and what was asked of it
 
+    def _check_stuck(self) -> None:
+        if self.exec.is_live and not self.exec.survivors:
+            error = RuntimeError(f"exec '{self.exec.exec_id}' cannot be brought to its end")
+            self._service.uncaught("exec", error)
+
     def _end_after_stray(self) -> None:
         if self.exec.state is State.STARTING:
             self._start_failed(RequestError("internal", "the start failed inside runnerd"))
             return
+        self.exec.failed_inside()
         # What failed may fail again at once, as long as its descriptor is ready: nothing of the
         # streams is touched any more. The exit still comes, by way of the shim.
         if self._output is not None:
@@ -556,6 +588,8 @@ class Running:
             self._stdin.close()
         if self.exec.is_live:
             self.end("internal", 0.0)
+        if self.exec.state in (State.DRAINING, State.DRAINING_EMPTY) and self._strays <= _RETRIES:
+            self._arm("drain", time.monotonic(), self._drained)
 
     def _arm(self, name: str, at_s: float, call: Callable[[], None]) -> None:
         self._cancel(name)

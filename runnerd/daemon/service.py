@@ -185,14 +185,16 @@ class Service:
         """Return every live exec."""
         return [self.running[each.exec_id] for each in self.registry.live()]
 
-    def live_at_stop(self) -> list[Exec]:
+    def met_by_stop(self) -> list[Running]:
         """Return every exec that was live when the stop began.
 
-        The guard ends the lifeline natively, so some are closed before the loop hears of the stop.
+        The shims hear of it natively and may be faster than the loop: some have closed since.
         """
-        began_s = self.guard.armed_s() or float("inf")
-        execs = (running.exec for running in self.running.values())
-        return [each for each in execs if each.is_live or (each.closed_s or 0.0) >= began_s]
+        return [
+            each
+            for each in self.running.values()
+            if each.exec.is_live or each.exec.ending == "stopped"
+        ]
 
     # ------------------------------------------------------------------ what is seen
 
@@ -255,6 +257,7 @@ def _limits(bounds: Bounds) -> Limits:
         frame_bytes=bounds.frame_bytes_max,
         connections=bounds.connections_max,
         hello_s=bounds.hello_s,
+        stuck_reader_s=bounds.stuck_reader_s,
         pipelined_requests=bounds.pipelined_requests_max,
         subscriptions=bounds.subscriptions_max,
         live_execs=bounds.live_execs_max,

@@ -88,6 +88,7 @@ class Shim:
     def close(self) -> None:
         """Let go of the control socket: a hang-up, on which a shim ends its tree."""
         if self._control is not None:
+            self.signal(signal.SIGCONT)  # a stopped one would stay, also after the daemon's end
             self._poller.unwatch(self._control.fileno())
             self._control.close()
             self._control = None

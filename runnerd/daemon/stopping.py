@@ -41,17 +41,17 @@ async def stop(service: Service, listener: Listener) -> None:
     began_s = time.monotonic()
     cause = service.guard.cause()
     assert cause is not None
-    at_stop = service.live_at_stop()
+    met = service.met_by_stop()
     service.registry.state = "stopping"
     service.log.info(
-        "stopping", cause=cause_name(cause), code=service.guard.code(), live_execs=len(at_stop)
+        "stopping", cause=cause_name(cause), code=service.guard.code(), live_execs=len(met)
     )
     listener.socket.close()
     service.pool.close()
     note = StoppingNote(cause=cause_name(cause), deadline_s=STOP_DEADLINE_S)
     for connection in list(service.connections):
         connection.note_stopping(note)
-    for running in service.live():
+    for running in met:
         try:
             running.end("stopped", STOP_GRACE_S)
         except Exception as error:  # noqa: BLE001 - one exec's failure must not stop the stop
@@ -66,7 +66,7 @@ async def stop(service: Service, listener: Listener) -> None:
         "stopped",
         took_s=round(time.monotonic() - began_s, 3),
         live_execs=service.registry.live_count,
-        forced=sum(each.forced for each in at_stop),
+        forced=sum(running.exec.forced for running in met),
     )
 
 

@@ -432,10 +432,11 @@ class GateMachine(RuleBasedStateMachine):
     def somebody_else_watches(self) -> None:
         self.bystander = subscribe(self.transcript, after="tail")
         if self.holder is not None:
+            before = (self.gate.flow, self.gate.holder, self.gate.held_until_s)
             self.gate.taken_by(self.bystander)
-            assert self.gate.holder is not self.bystander
             self.gate.lost(self.bystander, NOW_S)
             self.gate.left(self.bystander)
+            assert before == (self.gate.flow, self.gate.holder, self.gate.held_until_s)
 
     @precondition(lambda self: self.holder)
     @rule(most=st.integers(1, 8))
@@ -567,6 +568,29 @@ def test_a_taker_that_stands_further_back_is_protected_at_once() -> None:
     for _ in range(20):
         fill(make_transcript(budget), budget, SMALL.tail_bytes_max)
     assert seqs(second) == [2, 3, 4]
+
+
+@pytest.mark.parametrize("window_bytes", [None, 100])
+def test_what_a_lost_reader_had_not_acknowledged_is_held_for_it(window_bytes: int | None) -> None:
+    """With a window, sent is not arrived; without one it is all that can be known."""
+    budget = TailBudget(SMALL)
+    transcript = make_transcript(budget)
+    gate = Gate("block", HOLD_S, NOW_S)
+    reader = subscribe(transcript, window_bytes=window_bytes)
+    gate.taken_by(reader)
+    for _ in range(4):
+        transcript.append(0, b"x")
+    assert seqs(reader) == [1, 2, 3, 4]
+    if window_bytes is not None:
+        reader.ack(1)
+    gate.lost(reader, NOW_S)
+    gate.may_read(transcript, budget.tail_bytes)
+    for _ in range(20):
+        fill(make_transcript(budget), budget, SMALL.tail_bytes_max)
+    if window_bytes is None:
+        assert transcript.first_seq > 2
+    else:
+        assert seqs(subscribe(transcript, after=1)) == [2, 3, 4]
 
 
 def test_drop_never_waits() -> None:
