@@ -24,7 +24,8 @@ from runnerd.protocol.framing import Encoding, FrameSplitter, FramingError
 
 from .access import Peer
 from .effects import each_of
-from .methods import Waiting, dispatch
+from .ends import Waiting
+from .methods import dispatch
 from .outgoing import Outgoing
 from .running import Running
 
@@ -92,7 +93,7 @@ class Connection:
         each_of(
             *(waiting.abandon for waiting in list(self.waiting)),
             *(
-                functools.partial(running.unsubscribe, subscription, lost=True)
+                functools.partial(running.readers.remove, subscription, lost=True)
                 for subscription, running in held
             ),
         )
@@ -248,7 +249,7 @@ class Connection:
         self._next_subscription += 1
         self._outgoing.subscriptions[subscription.number] = (subscription, running)
         self._service.counters.subscriptions += 1
-        running.subscribe(subscription, self)
+        running.readers.add(subscription, self)
         return subscription
 
     def reserve_subscription(self) -> None:
@@ -293,7 +294,7 @@ class Connection:
         subscription, running = self.subscription(number)
         del self._outgoing.subscriptions[number]
         self._service.counters.subscriptions -= 1
-        running.unsubscribe(subscription, lost=False)
+        running.readers.remove(subscription, lost=False)
 
     def wake(self, subscription: Subscription) -> None:
         """See Subscriber: something may be there to be sent."""

@@ -217,11 +217,11 @@ class Outgoing:
             size += len(message)
         else:
             self._ready[subscription] = None  # behind the others
-        running.reader_advanced()  # also where it only passed over what it is not sent
+        running.readers.advanced()  # also where it only passed over what it is not sent
         if subscription.over:
             del self.subscriptions[subscription.number]
             self._service.counters.subscriptions -= 1
-            running.unsubscribe(subscription, lost=False)
+            running.readers.remove(subscription, lost=False)
         return size
 
     def _encode(
