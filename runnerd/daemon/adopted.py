@@ -40,6 +40,7 @@ class AdoptedTree:
         its_exec: The exec.
         leader: The command's pid, or the parked child's.
         is_shim: Says which of the daemon's children are shims.
+        is_command: Says which pids are commands that are known to live.
         least_score: The oom_score_adj that only processes of commands have, or more; None where
             it proves nothing.
         on_empty: Called when nothing is left.
@@ -54,6 +55,7 @@ class AdoptedTree:
         owner: Owner,
         *,
         is_shim: Callable[[int], bool],
+        is_command: Callable[[int], bool],
         least_score: int | None,
         on_empty: Callable[[], None],
         on_survivors: Callable[[], None],
@@ -63,6 +65,7 @@ class AdoptedTree:
         self._poller = poller
         self._owner = owner
         self._is_shim = is_shim
+        self._is_command = is_command
         self._least_score = least_score
         self._on_empty = on_empty
         self._on_survivors = on_survivors
@@ -87,6 +90,8 @@ class AdoptedTree:
     def _belongs(self, stat: Stat) -> bool:
         if self._leader in (stat.pid, stat.session):
             return True
+        if self._is_command(stat.pid) or self._is_command(stat.session):
+            return False  # another exec's, whose shim is lost as well
         if self._least_score is None:
             return False
         try:

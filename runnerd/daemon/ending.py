@@ -1,16 +1,17 @@
 """End one exec's tree through its shim, and keep the receipt.
 
 A shim belongs to the command's user, so a command can stop or kill it. It gets CONT before each
-`end`; one that has not said `ending` within a second is killed, and what it leaves comes to the
-daemon, a subreaper too (daemon/adopted.py).
+`end`; one that has not said `ending` within a second, or is not done a second after its KILLs
+should be, is killed, and what it leaves comes to the daemon, a subreaper too (daemon/adopted.py).
 """
 
 from __future__ import annotations
 
+import math
 import time
 from typing import Final, Literal
 
-from runnerd.core.bounds import END_RECEIPT_S
+from runnerd.core.bounds import END_RECEIPT_S, KILL_ROUNDS_S
 from runnerd.core.execs import Exec
 from runnerd.protocol.answers import Receipt, ReceiptProcess, Survivor
 from runnerd.protocol.shimwire import Ending, Killed, Killing, SignalledProcess, Survivors, Termed
@@ -52,6 +53,8 @@ class ShimEnder:
         self._poller = poller
         self._owner = owner
         self._receipt_due: Timer | None = None
+        self._end_due: Timer | None = None
+        self._end_due_s = math.inf
 
     def end(self, grace_s: float) -> None:
         """Send `end`; a shim that does not take it up within a second is killed."""
@@ -62,6 +65,12 @@ class ShimEnder:
             self._receipt_due = self._poller.call_at(
                 time.monotonic() + END_RECEIPT_S, self._owner, self._shim.kill
             )
+        # A receipt is no end: a command may stop its shim again once that has begun.
+        due_s = time.monotonic() + grace_s + KILL_ROUNDS_S + END_RECEIPT_S
+        if due_s < self._end_due_s:
+            self._forget_end()
+            self._end_due_s = due_s
+            self._end_due = self._poller.call_at(due_s, self._owner, self._shim.kill)
 
     def take(self, message: EndMessage) -> None:
         """Take one of the shim's messages about ending."""
@@ -69,7 +78,7 @@ class ShimEnder:
         if isinstance(message, Ending):
             self.confirmed = True
             self.leader_was_default = message.leader == "default"
-            self.forget_timer()
+            self._forget_receipt()
         elif isinstance(message, Termed):
             receipt.termed = _listed(message.processes)
             receipt.termed_total, receipt.gone = message.total, message.gone
@@ -79,13 +88,23 @@ class ShimEnder:
             receipt.killed = _listed(message.processes)
             receipt.killed_total = message.total
         else:
+            self._forget_end()  # KILL was sent, and the shim goes on with it
             self._exec.survivors = receipt.survivors = [
                 Survivor(pid=each.pid, reason=each.reason, command=command_name(each.pid))
                 for each in message.processes
             ]
 
-    def forget_timer(self) -> None:
-        """Wait for no receipt any more."""
+    def forget_timers(self) -> None:
+        """Wait for nothing any more."""
+        self._forget_receipt()
+        self._forget_end()
+
+    def _forget_end(self) -> None:
+        if self._end_due is not None:
+            self._end_due.cancel()
+            self._end_due = None
+
+    def _forget_receipt(self) -> None:
         if self._receipt_due is not None:
             self._receipt_due.cancel()
             self._receipt_due = None

@@ -33,6 +33,8 @@ class Reaper:
 
     Attributes:
         orphans: How many children were reaped that were no shim and no command.
+        commands: Pids of the commands whose status their shims have not told yet. One that is
+            reaped here has lost its shim, even where that is reaped after it.
     """
 
     def __init__(self, pool: ShimPool, log: Log, when_open: Callable[[], None]) -> None:
@@ -40,6 +42,8 @@ class Reaper:
         self._pool = pool
         self._log = log
         self._when_open = when_open
+        self.commands: set[int] = set()
+        self._early: dict[int, ExitStatus] = {}
         self._adopted: dict[int, tuple[Owner, Callable[[ExitStatus], None]]] = {}
         self._when_reaped: dict[int, list[tuple[Owner, Callable[[], None]]]] = {}
 
@@ -74,19 +78,21 @@ class Reaper:
             shim.is_reaped = True
             if status:
                 self._log.debug("shim_ended", pid=pid, status=status)
+        exit_status = ExitStatus(
+            code=os.WEXITSTATUS(status) if os.WIFEXITED(status) else None,
+            signal=os.WTERMSIG(status) if os.WIFSIGNALED(status) else None,
+            core_dumped=os.WCOREDUMP(status),
+            at_s=time.monotonic(),
+            cpu_user_s=user_s,
+            cpu_system_s=system_s,
+            peak_rss_bytes=maxrss_kib * 1024,
+        )
         adopted = self._adopted.pop(pid, None)
         if adopted is not None:
             owner, on_exit = adopted
-            exit_status = ExitStatus(
-                code=os.WEXITSTATUS(status) if os.WIFEXITED(status) else None,
-                signal=os.WTERMSIG(status) if os.WIFSIGNALED(status) else None,
-                core_dumped=os.WCOREDUMP(status),
-                at_s=time.monotonic(),
-                cpu_user_s=user_s,
-                cpu_system_s=system_s,
-                peak_rss_bytes=maxrss_kib * 1024,
-            )
             _tell(owner, lambda: on_exit(exit_status))
+        elif pid in self.commands:
+            self._early[pid] = exit_status
         elif shim is None:
             self.orphans += 1
         for owner, call in self._when_reaped.pop(pid, []):
@@ -100,7 +106,11 @@ class Reaper:
             owner: Whose failure it is if `on_exit` fails.
             on_exit: Told once.
         """
-        self._adopted[pid] = owner, on_exit
+        early = self._early.pop(pid, None)
+        if early is None:
+            self._adopted[pid] = owner, on_exit
+        else:
+            on_exit(early)
 
     def when_reaped(self, shim_pid: int, owner: Owner, call: Callable[[], None]) -> None:
         """Call once a shim is reaped: from then on its descendants are the daemon's."""

@@ -191,6 +191,7 @@ class Running:
                 self.exec.stdin, self._pipes, self._service.stdin_totals, self._poller, self
             )
         self._service.observe_started(self.exec)
+        self._service.reaper.commands.add(message.pid)
         self._starting.succeeded()
         self.readers.hold_changed()
         self._output.start()
@@ -220,6 +221,8 @@ class Running:
         if self.exec.status is not None or self.exec.state is State.STARTING:
             return
         self._status = status
+        if self.exec.pid is not None:
+            self._service.reaper.commands.discard(self.exec.pid)
         self._timers.cancel("deadline")
         if self._service.guard.cause() is not None:
             # The lifeline ends natively, before the loop hears of it: the stop may have acted
@@ -290,7 +293,7 @@ class Running:
         waiters, self._signal_waiters = self._signal_waiters, []
         each_of(
             lambda: None if self._output is None else self._output.close(),
-            lambda: None if self._ender is None else self._ender.forget_timer(),
+            lambda: None if self._ender is None else self._ender.forget_timers(),
             *(functools.partial(waiter, 0) for waiter in waiters),
             lambda: self._service.observe_closed(self.exec),
             lambda: self._service.closed(self),
@@ -318,6 +321,11 @@ class Running:
             self._adopted.end(grace_s)
         elif self._ender is not None:
             self._ender.end(grace_s)
+
+    def force(self) -> None:
+        """Its shim has had its time: end what is left without it."""
+        if self._adopted is None and self._shim is not None and not self.exec.survivors:
+            self._shim.kill()
 
     def when_ended(self, call: Callable[[], None]) -> None:
         """Call once it is closed, or it is known who survives; again may be called for news."""
@@ -365,6 +373,7 @@ class Running:
             self._poller,
             self,
             is_shim=self._service.pool.by_pid.__contains__,
+            is_command=self._service.reaper.commands.__contains__,
             least_score=self._service.launcher.telling_score(self._asked_score),
             on_empty=self._adopted_empty,
             on_survivors=self._end_changed,
@@ -373,7 +382,7 @@ class Running:
     def _adopt(self) -> None:
         assert self.exec.pid is not None
         if self._ender is not None:
-            self._ender.forget_timer()
+            self._ender.forget_timers()
         waiters, self._signal_waiters = self._signal_waiters, []
         for waiter in waiters:
             waiter(RequestError("internal", "the shim was lost"))

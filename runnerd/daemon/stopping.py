@@ -21,6 +21,7 @@ from .listening import Listener
 from .service import Service
 
 _STEP_S = 0.005
+_FORCE_S = STOP_GRACE_S + 0.1
 
 
 async def watch_guard(service: Service) -> None:
@@ -56,10 +57,12 @@ async def stop(service: Service, listener: Listener) -> None:
             running.end("stopped", STOP_GRACE_S)
         except Exception as error:  # noqa: BLE001 - one exec's failure must not stop the stop
             service.stray(error, "stop", exec_id=running.exec.exec_id)
+    with trio.move_on_after(_left_s(service, _FORCE_S)):
+        await _idle(service)
+    for running in service.live():
+        running.force()  # a command may keep stopping its shim
     with trio.move_on_after(_left_s(service)):
-        while service.registry.live_count:
-            service.when_idle = trio.Event()
-            await service.when_idle.wait()
+        await _idle(service)
         for connection in list(service.connections):
             await connection.flushed()
     service.log.info(
@@ -78,7 +81,13 @@ def stop_without_loop(service: Service) -> None:
         time.sleep(_STEP_S)
 
 
-def _left_s(service: Service) -> float:
+async def _idle(service: Service) -> None:
+    while service.registry.live_count:
+        service.when_idle = trio.Event()
+        await service.when_idle.wait()
+
+
+def _left_s(service: Service, until_s: float = STOP_FLUSH_S) -> float:
     # Counted from the cause, not from here: a loop that heard of it late still leaves by itself,
     # with the socket removed, before the guard ends it.
-    return max(0.0, service.guard.armed_s() + STOP_FLUSH_S - time.monotonic())
+    return max(0.0, service.guard.armed_s() + until_s - time.monotonic())

@@ -36,7 +36,7 @@ from tests.harness import REPOSITORY, RUNNERD, RunnerdProcess, wait_for
 from tests.raw import RawClient, RawError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterator
 
     Start = Callable[..., RunnerdProcess]
 
@@ -185,7 +185,7 @@ def connect_as(uid: int, path: str) -> str:
 
 
 @pytest.fixture
-def open_place(tmp_path: Path) -> Path:
+def open_place(tmp_path: Path) -> Iterator[Path]:
     """A directory of ours that every user can get to, which pytest's own are not."""
     needs.root()
     place = Path(f"/tmp/runnerd-test-{os.getpid()}-{time.monotonic_ns()}")

@@ -7,6 +7,7 @@ the whole way, in both encodings.
 from __future__ import annotations
 
 import contextlib
+import functools
 import json
 import os
 import random
@@ -21,7 +22,7 @@ import msgspec
 import pytest
 
 from runnerd.protocol.framing import Encoding
-from runnerd.protocol.requests import METHODS, Attach, ExecAck
+from runnerd.protocol.requests import METHODS, Attach, ExecAck, Params
 from tests.daemon.looking import log_lines, shims
 from tests.harness import RunnerdProcess, daemons, descendants, wait_for
 from tests.raw import ClosedError, RawClient, RawError
@@ -59,11 +60,11 @@ def method_of(kind: type[msgspec.Struct]) -> str:
     return found[0]
 
 
-def whole(kind: type[msgspec.Struct], field: str, value: object) -> tuple[str, dict[str, Any], str]:
+def whole(kind: type[Params], field: str, value: object) -> tuple[str, dict[str, Any], str]:
     """Return a request with one wrong field: its method, its params, and the field's name."""
     if kind is Attach:
         return "exec.start", {"argv": ["true"], "attach": {field: value}}, f"attach.{field}"
-    params = REQUIRED.get(kind, {}) | {field: value}  # type: ignore[call-overload]
+    params = REQUIRED.get(kind, {}) | {field: value}
     return method_of(kind), params, field
 
 
@@ -261,7 +262,7 @@ def test_a_first_byte_of_neither_encoding_gets_one_plain_line(daemon: RunnerdPro
             sock.connect(daemon.socket_path)
             sock.sendall(data)
             with contextlib.suppress(ConnectionResetError):
-                said = b"".join(iter(lambda sock=sock: sock.recv(1 << 16), b""))
+                said = b"".join(iter(functools.partial(sock.recv, 1 << 16), b""))
                 assert json.loads(said)["error"]["data"]["kind"] == "invalid_request"
 
 

@@ -329,12 +329,16 @@ def test_a_term_of_an_own_descendant_is_logged_counted_and_not_obeyed(start_daem
                 argv = [*sender, f"kill -{name} {daemon.pid}; sleep 9"]
                 client.call("exec.start", argv=argv)
                 total += 1
-                wait_for(lambda total=total: refused(client) == total)
+                assert wait_for(functools.partial(is_refused, client, total))
         line = log_lines(daemon, "signal_refused")[-1]
         assert line["signal"] == signal.SIGQUIT
         assert daemon.process.poll() is None
         assert daemon.stop() == 0
     assert log_lines(daemon, "stopping")[0]["cause"] == "SIGTERM"
+
+
+def is_refused(client: RawClient, total: int) -> bool:
+    return refused(client) == total
 
 
 def refused(client: RawClient) -> int:
@@ -371,7 +375,7 @@ def test_a_stop_during_boot_is_one_too(tmp_path: Path) -> None:
             [*RUNNERD, "serve", "--socket", str(path), "--log-level", "error"], cwd=REPOSITORY
         )
         # From the moment on when it has the name that the guard's set-up is followed by.
-        wait_for(lambda each=process: catches_term(each.pid))
+        wait_for(functools.partial(catches_term, process.pid))
         time.sleep(0.02 * number)
         process.send_signal(signal.SIGTERM)
         assert process.wait(10) == 0
