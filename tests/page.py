@@ -30,7 +30,7 @@ _LEVELS: Final = {"debug": "debug", "info": "info", "warning": "warning", "failu
 
 # Limits as hello states them, by the option that sets them.
 _SAID_IN_HELLO: Final = {
-    f"{name}_max" if not name.endswith("hello_s") else name: name
+    name if name in Bounds.__struct_fields__ else f"{name}_max": name
     for name in (field.name for field in msgspec.structs.fields(answers.Limits))
 }
 

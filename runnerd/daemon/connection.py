@@ -9,6 +9,7 @@ from __future__ import annotations
 import functools
 import select
 import socket
+import time
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Final
 
@@ -31,6 +32,7 @@ if TYPE_CHECKING:
     from .service import Service
 
 _READ_BYTES: Final = 64 * 1024
+_TURN_S: Final = 0.002
 
 
 class Connection:
@@ -66,6 +68,7 @@ class Connection:
         self._unanswered: set[RequestId] = set()
         self._next_subscription = 1
         self._closing = False
+        self._has_frames = False
         self._scope = trio.CancelScope()
 
     # ------------------------------------------------------------------ life
@@ -95,7 +98,8 @@ class Connection:
         )
 
     def close(self) -> None:
-        """End it now, without a word."""
+        """End it now, without a word; frames that came already are not served any more."""
+        self._closing = True
         self._scope.cancel()
 
     async def _read_loop(self) -> None:
@@ -106,10 +110,12 @@ class Connection:
                 if not data:
                     return  # a half-close ends the connection; what it asked for goes on
                 self._splitter.feed(data)
-                self._service.poller.batch(self._take_frames)
-                if self.is_open:
-                    hello_scope.deadline = float("inf")
-                await trio.lowlevel.checkpoint()
+                self._has_frames = True
+                while self._has_frames and not self._closing:
+                    self._service.poller.batch(self._take_frames)
+                    if self.is_open:
+                        hello_scope.deadline = float("inf")
+                    await trio.lowlevel.checkpoint()
         if hello_scope.cancelled_caught:
             self._service.refused("hello_required")
             error = RequestError(
@@ -127,7 +133,9 @@ class Connection:
                 return b""
 
     def _take_frames(self) -> None:
-        while not self._closing:
+        # A turn, then others have theirs: one read may hold a thousand requests.
+        until_s = time.monotonic() + _TURN_S
+        while not self._closing and time.monotonic() < until_s:
             try:
                 payload = self._splitter.next_frame()
             except FramingError as error:
@@ -136,6 +144,7 @@ class Connection:
                 self._say_and_close(RequestError(kind, str(error)))
                 return
             if payload is None:
+                self._has_frames = False
                 return
             if self._codec is None:
                 assert self._splitter.encoding is not None

@@ -100,8 +100,9 @@ class OomCounter:
         except OSError:
             return None
         for line in text.splitlines():
-            if line.startswith(b"oom_kill "):
-                return int(line.split()[1])
+            name, _, count = line.partition(b" ")
+            if name == b"oom_kill" and count.isdigit():
+                return int(count)
         return None
 
 

@@ -17,6 +17,7 @@ from runnerd.protocol.answers import (
     AttachAnswer,
     CancelAnswer,
     Empty,
+    ExecInfo,
     Exit,
     HelloAnswer,
     ListAnswer,
@@ -54,6 +55,10 @@ if TYPE_CHECKING:
     from .service import Service
 
 P = ParamSpec("P")
+
+_PAGE_CHARS: Final = 512 * 1024
+# Of argv and labels in one page of exec.list. JSON writes a character as 6 bytes at most, so with
+# 1,000 execs' other fields a page stays under a client's frame and our own outgoing limit.
 
 
 class Call:
@@ -391,10 +396,20 @@ def _list(call: Call, params: ExecList) -> None:
         states=None if params.state is None else frozenset(params.state),
         labels=params.labels,
     )
-    infos = [
-        exec_info(service, service.running[each.exec_id], usage=params.usage) for each in execs
-    ]
+    infos: list[ExecInfo] = []
+    size = 0
+    for each in execs:
+        info = exec_info(service, service.running[each.exec_id], usage=params.usage)
+        size += _text_chars(info)
+        if infos and size > _PAGE_CHARS:
+            cursor = infos[-1].accepted
+            break
+        infos.append(info)
     call.answer(ListAnswer(execs=infos, next_cursor=cursor))
+
+
+def _text_chars(info: ExecInfo) -> int:
+    return sum(map(len, (*info.argv, *info.labels, *info.labels.values())))
 
 
 def _info(call: Call, _params: NoParams) -> None:

@@ -66,6 +66,7 @@ class Outgoing:
         self._rest: list[bytes | memoryview] = []  # of a batch that did not fit the socket
         self._is_slow = False
         self._is_last = False
+        self._is_refused = False
         self._wake_slow = trio.Event()
         self._progress = trio.Event()
 
@@ -76,13 +77,16 @@ class Outgoing:
 
     def send(self, message: bytes) -> None:
         """Queue a message, before all output."""
-        if self._sock.fileno() < 0:
+        if self._is_refused or self._sock.fileno() < 0:
             return
         self._outbox.append(message)
         self._outbox_bytes += len(message)
         if self._outbox_bytes > self._service.bounds.outgoing_bytes_max:
+            self._is_refused = True  # a peer that asks and does not read
+            self._outbox.clear()
             self._service.counters.connections_stuck += 1
-            self._on_gone()  # a peer that asks and does not read
+            self._on_gone()
+            return
         self._service.poller.defer(self, self.flush)
 
     def wake(self, subscription: Subscription) -> None:
