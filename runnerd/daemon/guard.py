@@ -65,6 +65,7 @@ class NativeGuard:
 
     def __init__(self, library: Path = LIBRARY) -> None:
         self._library = ctypes.CDLL(str(library))
+        self._armed = ctypes.c_int.in_dll(self._library, "guard_armed")  # asked at every exit
         self._lifeline, self.lifeline = socket.socketpair()
         self.wake_fd, self._wake = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
         # trio asks "is this the main thread?" by setting SIGINT to what Python believes it is,
@@ -92,7 +93,7 @@ class NativeGuard:
 
     def cause(self) -> int | None:
         """See Guard."""
-        return self._read("guard_cause") if self._read("guard_armed") else None
+        return self._read("guard_cause") if self._armed.value else None
 
     def armed_s(self) -> float:
         """See Guard."""

@@ -69,6 +69,7 @@ class Launcher:
             for name, value in environment.items()
             if not name.startswith(_PRIVATE_PREFIX) and name not in _PRIVATE_NAMES
         }
+        self._unchanged = _joined(self._environment)
 
     def telling_score(self, asked: int) -> int | None:
         """Return the oom_score_adj that tells a command's process from others here.
@@ -150,6 +151,8 @@ class Launcher:
         )
 
     def _env(self, params: ExecStart, account: Account | None) -> tuple[bytes, ...]:
+        if not params.env and account is None and params.env_mode == "extend":
+            return self._unchanged
         changes: dict[bytes, bytes | None] = {}
         if params.env_mode == "extend" and account is not None:
             changes |= account.environment()
@@ -158,9 +161,13 @@ class Launcher:
             for name, value in params.env.items()
         }
         merged = (self._environment if params.env_mode == "extend" else {}) | changes
-        return tuple(
-            b"%s=%s" % (name, value) for name, value in merged.items() if value is not None
-        )
+        return _joined(merged)
+
+
+def _joined(environment: Mapping[bytes, bytes | None]) -> tuple[bytes, ...]:
+    return tuple(
+        b"%s=%s" % (name, value) for name, value in environment.items() if value is not None
+    )
 
 
 def _send_job(shim: Shim, pipes: Pipes, job: bytes) -> None:
