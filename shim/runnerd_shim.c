@@ -387,7 +387,7 @@ static void start_ended(void)
         put_word_number(&line, report->oom_score_adj);
     else
         put(&line, " -");
-    put_word_number(&line, now_ns());
+    put_word_number(&line, report->execve_ns);
     say(&line);
 }
 

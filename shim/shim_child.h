@@ -39,6 +39,7 @@ struct report {
     int oom_errno;
     int oom_known;
     int oom_score_adj;
+    int64_t execve_ns; /* when: the shim hears of it later, on a busy machine by milliseconds */
 };
 static volatile struct report *report;
 
@@ -251,6 +252,7 @@ static void child_execve(const char *path, const struct job *job)
     const struct timespec pause = {.tv_sec = 0, .tv_nsec = 5000000};
 
     do {
+        report->execve_ns = now_ns();
         execve(path, job->argv, job->envp);
         if (errno != ETXTBSY)
             break;

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+import contextlib
 import json
 import select
 import socket
@@ -118,13 +119,36 @@ class RawClient:
             ready, _, _ = select.select([self.sock], [], [], max(0.0, timeout_s))
             if not ready:
                 raise TimeoutError("no message of the daemon")
-            try:
-                data = self.sock.recv(1 << 18)
-            except ConnectionResetError as error:
-                raise ClosedError from error
-            if not data:
-                raise ClosedError
-            self._splitter.feed(data)
+            self._read(1 << 18)
+        return self._file(payload)
+
+    def take(self, bytes_max: int) -> None:
+        """Read once, wait for nothing more, and file the messages that are whole.
+
+        Raises:
+            ClosedError: If the daemon closed the connection.
+        """
+        self._read(bytes_max)
+        while (payload := self._splitter.next_frame()) is not None:
+            self._file(payload)
+
+    def read_to_end(self, timeout_s: float = ANSWER_S) -> None:
+        """File everything until the daemon closes the connection, which it has to."""
+        deadline_s = time.monotonic() + timeout_s
+        with contextlib.suppress(ClosedError):
+            while True:
+                self.receive(deadline_s - time.monotonic())
+
+    def _read(self, bytes_max: int) -> None:
+        try:
+            data = self.sock.recv(bytes_max)
+        except ConnectionResetError as error:
+            raise ClosedError from error
+        if not data:
+            raise ClosedError
+        self._splitter.feed(data)
+
+    def _file(self, payload: bytes) -> dict[str, Any]:
         decode = json.loads if self._encoding is Encoding.JSON else msgspec.msgpack.decode
         message: dict[str, Any] = decode(payload)
         if "method" in message:

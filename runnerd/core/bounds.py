@@ -30,7 +30,6 @@ KILL_ROUNDS_S: Final = 1.0
 STOP_DEADLINE_S: Final = 2.0
 STOP_GRACE_S: Final = 1.5
 STOP_FLUSH_S: Final = 1.8
-STUCK_READER_S: Final = 30.0
 TOMBSTONE_S: Final = 900.0
 TOMBSTONES_MAX: Final = 4096
 
@@ -47,6 +46,7 @@ class Bounds(msgspec.Struct, frozen=True, kw_only=True):
     frame_bytes_max: int = 4 * MIB
     connections_max: int = 512
     hello_s: float = 10.0
+    stuck_reader_s: float = 30.0
     pipelined_requests_max: int = 256
     subscriptions_max: int = 1024
     live_execs_max: int = 1024

@@ -173,6 +173,9 @@ class Exec:
         self.oom_score_adj = oom_score_adj
         self._started_s, self._started_at = at_s, wall_s
         self.phases.started_ms = self._ms(at_s)
+        if self.phases.spawned_ms is not None:
+            # A shim can be quicker than the daemon is back from handing it the job.
+            self.phases.spawned_ms = min(self.phases.spawned_ms, self.phases.started_ms)
         return [] if self._deadline_s is None else [ArmDeadline(at_s + self._deadline_s)]
 
     def start_failed(self) -> None:

@@ -7,6 +7,7 @@ output does.
 from __future__ import annotations
 
 import functools
+import select
 import socket
 import time
 from collections.abc import Callable
@@ -23,7 +24,8 @@ from runnerd.protocol.framing import Encoding, FrameSplitter, FramingError
 
 from .access import Peer
 from .effects import each_of
-from .methods import Waiting, dispatch
+from .ends import Waiting
+from .methods import dispatch
 from .outgoing import Outgoing
 from .running import Running
 
@@ -91,7 +93,7 @@ class Connection:
         each_of(
             *(waiting.abandon for waiting in list(self.waiting)),
             *(
-                functools.partial(running.unsubscribe, subscription, lost=True)
+                functools.partial(running.readers.remove, subscription, lost=True)
                 for subscription, running in held
             ),
         )
@@ -164,7 +166,10 @@ class Connection:
         try:
             dispatch(self._service, self, codec, request)
         except RequestError as error:
-            self.fail(request.id, error)
+            if request.id is None and request.method == "exec.ack":
+                self._service.refused(error.kind)  # a notification is never answered
+            else:
+                self.fail(request.id, error)
         except Exception as error:  # noqa: BLE001 - stray: answered, counted, survived
             self._service.stray(error, "request", method=request.method)
             self.fail_inside(request.id)
@@ -244,7 +249,7 @@ class Connection:
         self._next_subscription += 1
         self._outgoing.subscriptions[subscription.number] = (subscription, running)
         self._service.counters.subscriptions += 1
-        running.subscribe(subscription, self)
+        running.readers.add(subscription, self)
         return subscription
 
     def reserve_subscription(self) -> None:
@@ -280,12 +285,16 @@ class Connection:
             )
         return found
 
+    def was_open(self, number: int) -> bool:
+        """Whether a subscription of that number was opened here and is over."""
+        return 0 < number < self._next_subscription and (number not in self._outgoing.subscriptions)
+
     def unsubscribe(self, number: int) -> None:
         """Close one, on purpose."""
         subscription, running = self.subscription(number)
         del self._outgoing.subscriptions[number]
         self._service.counters.subscriptions -= 1
-        running.unsubscribe(subscription, lost=False)
+        running.readers.remove(subscription, lost=False)
 
     def wake(self, subscription: Subscription) -> None:
         """See Subscriber: something may be there to be sent."""
@@ -294,6 +303,15 @@ class Connection:
     async def flushed(self) -> None:
         """Wait until everything for it has been written, or it is gone."""
         await self._outgoing.flushed()
+
+    @property
+    def is_leaving(self) -> bool:
+        """See Subscriber: the peer closed its end, whether or not the reader has got there."""
+        if self._closing or self.is_gone:
+            return True
+        poll = select.poll()
+        poll.register(self._sock, select.POLLRDHUP)
+        return bool(poll.poll(0))
 
     @property
     def is_gone(self) -> bool:

@@ -53,7 +53,7 @@ def exec_info(
         last_seq=transcript.last_seq,
         stdin_accepted_bytes=0 if stdin is None else stdin.accepted_bytes,
         stdin_open=stdin is not None and stdin.is_open and not stdin.eof,
-        subscriptions=len(running.subscribers),
+        subscriptions=len(running.readers),
         transcript=transcript.state,
         ending=its_exec.ending,
         survivors=its_exec.survivors,

@@ -120,6 +120,11 @@ class Launcher:
         shim = self._pool.take()
         try:
             _send_job(shim, pipes, job)
+        except (BrokenPipeError, ConnectionResetError):
+            # At the pids limit it finds no room for the child, says so and leaves, perhaps before
+            # it is sent a job. Its words are still to be read: they fail the start, as they do
+            # where it was slower.
+            pass
         except BaseException:
             shim.close()
             shim.kill()
@@ -199,6 +204,7 @@ def explain_failure(
         "user": f"cannot become user '{params.user}'",
         "groups": f"cannot take the groups of '{params.user}'",
         "rlimit": "cannot set the resource limits asked for",
+        "fork": "cannot make the command's process",
         "nice": f"cannot set nice {params.nice}",
         "killed": "the process was killed before it became the command",
     }.get(stage, f"cannot start the command (stage {stage})")

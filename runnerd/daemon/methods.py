@@ -7,24 +7,21 @@ callback behind, so no request needs a task, a thread or a process of its own.
 from __future__ import annotations
 
 import functools
-import time
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any, Final, ParamSpec
+from typing import TYPE_CHECKING, Any, Final
 
 from runnerd.core.flow import Subscription
-from runnerd.core.life import State
 from runnerd.protocol.answers import (
     AttachAnswer,
-    CancelAnswer,
     Empty,
-    Exit,
+    ExecInfo,
     HelloAnswer,
     ListAnswer,
     SignalAnswer,
     StartAnswer,
     WriteAnswer,
 )
-from runnerd.protocol.codec import Codec, Request, RequestId
+from runnerd.protocol.codec import Codec, Request
 from runnerd.protocol.errors import RequestError
 from runnerd.protocol.requests import (
     METHODS,
@@ -32,19 +29,19 @@ from runnerd.protocol.requests import (
     DaemonMetrics,
     ExecAck,
     ExecAttach,
-    ExecCancel,
     ExecDetach,
     ExecInspect,
     ExecList,
     ExecSignal,
     ExecStart,
-    ExecWait,
     ExecWrite,
     Hello,
     NoParams,
     Params,
 )
 
+from .calls import Call
+from .ends import cancel, wait
 from .inspecting import daemon_info, exec_info
 from .metrics import exposition
 from .running import Running
@@ -53,51 +50,9 @@ if TYPE_CHECKING:
     from .connection import Connection
     from .service import Service
 
-P = ParamSpec("P")
-
-
-class Call:
-    """One request being served.
-
-    Attributes:
-        service: The daemon's shared parts.
-        connection: Where it came from and its answer goes.
-    """
-
-    __slots__ = ("_id", "connection", "method", "service")
-
-    def __init__(
-        self, service: Service, connection: Connection, request_id: RequestId | None, method: str
-    ) -> None:
-        self.service = service
-        self.connection = connection
-        self.method = method
-        self._id = request_id
-
-    def answer(self, outcome: object) -> None:
-        """Send the answer or the error."""
-        if isinstance(outcome, RequestError):
-            self.connection.fail(self._id, outcome)
-        else:
-            self.connection.answer(self._id, outcome)  # type: ignore[arg-type]
-
-    def later(self, call: Callable[P, None]) -> Callable[P, None]:
-        """Make a callback for what comes later whose failure is this request's own.
-
-        Unwrapped, one that fails would end the exec it was left with, and keep the callbacks
-        behind it from being called.
-        """
-
-        def guarded(*args: P.args, **kwargs: P.kwargs) -> None:
-            try:
-                call(*args, **kwargs)
-            except RequestError as error:
-                self.answer(error)
-            except Exception as error:  # noqa: BLE001 - stray: answered, counted, survived
-                self.service.stray(error, "request", method=self.method)
-                self.connection.fail_inside(self._id)
-
-        return guarded
+_PAGE_CHARS: Final = 512 * 1024
+# Of argv and labels in one page of exec.list. JSON writes a character as 6 bytes at most, so with
+# 1,000 execs' other fields a page stays under a client's frame and our own outgoing limit.
 
 
 def dispatch(service: Service, connection: Connection, codec: Codec, request: Request) -> None:
@@ -242,9 +197,12 @@ def _detach(call: Call, params: ExecDetach) -> None:
 
 
 def _ack(call: Call, params: ExecAck) -> None:
+    if call.connection.was_open(params.subscription):
+        call.answer(Empty())  # it crossed with `closed`, which nobody can prevent
+        return
     subscription, running = call.connection.subscription(params.subscription)
     subscription.ack(params.seq)
-    running.reader_advanced()
+    running.readers.advanced()
     call.connection.wake(subscription)
     call.answer(Empty())
 
@@ -256,7 +214,7 @@ def _write(call: Call, params: ExecWrite) -> None:
     def reply(outcome: WriteAnswer | RequestError) -> None:
         call.answer(outcome)
 
-    running.write(params, reply)
+    running.write(params, reply, writer=call.connection)
 
 
 def _signal(call: Call, params: ExecSignal) -> None:
@@ -275,104 +233,6 @@ def _signal(call: Call, params: ExecSignal) -> None:
     running.signal(params.number, params.to, reply)
 
 
-def _cancel(call: Call, params: ExecCancel) -> None:
-    service = call.service
-    running = service.running.get(params.exec_id)
-    if running is None:
-        if not params.tombstone:
-            raise RequestError("exec_unknown", f"there is no exec '{params.exec_id}'")
-        service.registry.bury(params.exec_id, time.monotonic())
-        call.answer(CancelAnswer(outcome="tombstoned"))
-        return
-    its_exec = running.exec
-    if its_exec.state is State.CLOSED:
-        call.answer(CancelAnswer(outcome="already_ended", exit=its_exec.exit))
-        return
-    running.end("cancelled", params.grace_s)
-
-    @call.later
-    def check() -> None:
-        answer = _cancel_answer(running, wait=params.wait)
-        if answer is None:
-            running.when_ended(check)
-        else:
-            call.answer(answer)
-
-    check()
-
-
-def _cancel_answer(running: Running, *, wait: bool) -> CancelAnswer | None:
-    its_exec = running.exec
-    if not its_exec.is_live:
-        return CancelAnswer(outcome="ended", receipt=its_exec.receipt, exit=its_exec.exit)
-    if its_exec.survivors:
-        return CancelAnswer(outcome="survivors", receipt=its_exec.receipt, exit=its_exec.exit)
-    if not wait and running.end_confirmed:
-        return CancelAnswer(outcome="ending", receipt=its_exec.receipt, exit=its_exec.exit)
-    return None
-
-
-def _wait(call: Call, params: ExecWait) -> None:
-    running = call.service.known(params.exec_id)
-    waiting = Waiting(call, running, params)
-    waiting.check()
-
-
-class Waiting:
-    """One exec.wait: answered by the end it waits for or by its timeout, whichever is first."""
-
-    def __init__(self, call: Call, running: Running, params: ExecWait) -> None:
-        self._call = call
-        self._running = running
-        self._until = params.until
-        self._done = False
-        self._timer = None
-        # Made once: what is to be forgotten later must be the same object.
-        self._on_exit = call.later(self._finish)
-        self._on_end = call.later(self.check)
-        call.connection.waiting.add(self)
-        if params.timeout_s is not None:
-            self._timer = call.service.poller.call_at(
-                time.monotonic() + params.timeout_s, self, call.later(self._timed_out)
-            )
-
-    def stray(self, error: Exception) -> None:
-        """See Owner; never called, since everything given away is guarded already."""
-        self._call.service.stray(error, "request", method="exec.wait")
-
-    def abandon(self) -> None:
-        """Nobody is there any more to be answered: leave nothing with the exec."""
-        self._done = True
-        self._running.forget_waiter(self._on_exit)
-        self._running.forget_waiter(self._on_end)
-        self._call.connection.waiting.discard(self)
-        if self._timer is not None:
-            self._timer.cancel()
-
-    def check(self) -> None:
-        """Answer if it is time, else wait on."""
-        its_exec = self._running.exec
-        if self._done:
-            return
-        if its_exec.exit is not None and (self._until == "exited" or not its_exec.is_live):
-            self._finish(its_exec.exit)
-        elif self._until == "exited":
-            self._running.when_exited(self._on_exit)
-        else:
-            self._running.when_ended(self._on_end)
-
-    def _finish(self, outcome: Exit | RequestError) -> None:
-        if self._done:
-            return
-        self.abandon()
-        self._call.answer(outcome)
-
-    def _timed_out(self) -> None:
-        self._finish(
-            RequestError("wait_timeout", f"exec '{self._running.exec.exec_id}' has not ended yet")
-        )
-
-
 def _inspect(call: Call, params: ExecInspect) -> None:
     running = call.service.known(params.exec_id)
     call.answer(exec_info(call.service, running, usage=params.usage, holders=True))
@@ -386,10 +246,20 @@ def _list(call: Call, params: ExecList) -> None:
         states=None if params.state is None else frozenset(params.state),
         labels=params.labels,
     )
-    infos = [
-        exec_info(service, service.running[each.exec_id], usage=params.usage) for each in execs
-    ]
+    infos: list[ExecInfo] = []
+    size = 0
+    for each in execs:
+        info = exec_info(service, service.running[each.exec_id], usage=params.usage)
+        size += _text_chars(info)
+        if infos and size > _PAGE_CHARS:
+            cursor = infos[-1].accepted
+            break
+        infos.append(info)
     call.answer(ListAnswer(execs=infos, next_cursor=cursor))
+
+
+def _text_chars(info: ExecInfo) -> int:
+    return sum(map(len, (*info.argv, *info.labels, *info.labels.values())))
 
 
 def _info(call: Call, _params: NoParams) -> None:
@@ -432,8 +302,8 @@ HANDLERS: Final[dict[str, Callable[[Call, Any], None]]] = {
     "exec.ack": _ack,
     "exec.write": _write,
     "exec.signal": _signal,
-    "exec.cancel": _cancel,
-    "exec.wait": _wait,
+    "exec.cancel": cancel,
+    "exec.wait": wait,
     "exec.inspect": _inspect,
     "exec.list": _list,
     "daemon.info": _info,

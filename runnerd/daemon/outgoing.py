@@ -7,14 +7,16 @@ without a task switch; only where the socket is full a task takes over until it 
 
 from __future__ import annotations
 
+import fcntl
 import socket
+import struct
+import termios
 from collections import deque
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Final
 
 import trio
 
-from runnerd.core.bounds import STUCK_READER_S
 from runnerd.core.flow import Gap, Subscription, Terminal
 from runnerd.core.transcript import STREAMS, Record
 from runnerd.protocol.answers import ClosedNote, ExitedNote, GapNote, OutputNote
@@ -147,14 +149,23 @@ class Outgoing:
 
     async def _wait_writable(self) -> bool:
         while True:
-            with trio.move_on_after(STUCK_READER_S) as scope:
+            untaken = self._untaken_bytes()
+            with trio.move_on_after(self._service.bounds.stuck_reader_s) as scope:
                 await trio.lowlevel.wait_writable(self._sock)
             if not scope.cancelled_caught:
                 return True
+            # Writable means that most of the buffer is free again; a slow reader takes long to
+            # get there, and is not stuck.
+            if self._untaken_bytes() < untaken:
+                continue
             if self._is_last or not self._blocks_an_exec():
                 self._service.counters.connections_stuck += 1
                 self._service.log.warning("connection_stuck", connection=self._number)
                 return False
+
+    def _untaken_bytes(self) -> int:
+        """Return what the peer has yet to take of what was sent. Source: SIOCOUTQ, unix(7)."""
+        return int(struct.unpack("i", fcntl.ioctl(self._sock, termios.TIOCOUTQ, b"\0\0\0\0"))[0])
 
     def _blocks_an_exec(self) -> bool:
         return any(
@@ -206,11 +217,11 @@ class Outgoing:
             size += len(message)
         else:
             self._ready[subscription] = None  # behind the others
-        running.reader_advanced()  # also where it only passed over what it is not sent
+        running.readers.advanced()  # also where it only passed over what it is not sent
         if subscription.over:
             del self.subscriptions[subscription.number]
             self._service.counters.subscriptions -= 1
-            running.unsubscribe(subscription, lost=False)
+            running.readers.remove(subscription, lost=False)
         return size
 
     def _encode(

@@ -146,8 +146,10 @@ class OutputPump:
                 if not size:
                     break
                 rest -= size
-            if rest <= 0 and self._may_read():
-                self._read(stream)  # most often EOF, which spares the wait for it
+            if rest <= 0:
+                # Most often EOF, which spares the wait for it. The gate is not asked: shut, it
+                # would hold the exit back to the end of the drain; this is one chunk at most.
+                self._read(stream)
         if not self.at_eof:
             self.gate_changed()
         return self.at_eof

@@ -10,13 +10,12 @@ from __future__ import annotations
 import functools
 import time
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Final, Protocol
+from typing import TYPE_CHECKING, Final
 
 from runnerd.core.bounds import (
     DRAIN_S,
     END_RECEIPT_S,
     KILL_ROUNDS_S,
-    START_TIMEOUT_S,
     STOP_GRACE_S,
 )
 from runnerd.core.execs import (
@@ -29,7 +28,6 @@ from runnerd.core.execs import (
     Publish,
     SendEnd,
 )
-from runnerd.core.flow import Subscription
 from runnerd.core.life import State
 from runnerd.core.oom import SIGKILL
 from runnerd.protocol.answers import Exit, Reason
@@ -55,12 +53,13 @@ from runnerd.protocol.shimwire import (
 from .adopted import AdoptedTree
 from .effects import each_of
 from .ending import EndMessage, ShimEnder
-from .launcher import explain_failure
 from .output_pump import OutputPump
 from .pipes import Pipes
-from .poller import Timer
+from .readers import Readers
 from .shims import Shim
+from .starting import Starting
 from .stdin_pump import Reply, StdinPump
+from .timers import Timers
 
 if TYPE_CHECKING:
     from .service import Service
@@ -68,13 +67,6 @@ if TYPE_CHECKING:
 # Longer than everything that may follow a failure: a receipt, KILL in rounds, a drain.
 _STUCK_S: Final = END_RECEIPT_S + KILL_ROUNDS_S + DRAIN_S + 1.0
 _RETRIES: Final = 2
-
-
-class Subscriber(Protocol):
-    """A connection, as an exec sees it."""
-
-    def wake(self, subscription: Subscription) -> None:
-        """Something may be there to be sent."""
 
 
 class Running:
@@ -95,16 +87,12 @@ class Running:
         on_start: Callable[[Running | RequestError], None],
     ) -> None:
         self.exec = its_exec
-        self.subscribers: dict[Subscription, Subscriber] = {}
         self._service = service
         self._poller = service.poller
-        self._params: ExecStart | None = params
-        self._on_start: Callable[[Running | RequestError], None] | None = on_start
-        self._when_started: list[Callable[[], None]] = []
         self._exit_waiters: list[Callable[[Exit], None]] = []
         self._end_waiters: list[Callable[[], None]] = []
         self._signal_waiters: list[Callable[[int | RequestError], None]] = []
-        self._timers: dict[str, Timer] = {}
+        self._timers = Timers(service.poller, self)
         self._shim: Shim | None = None
         self._pipes: Pipes | None = None
         self._output: OutputPump | None = None
@@ -114,6 +102,22 @@ class Running:
         self._status: ExitStatus | None = None  # as reported, whatever became of it
         self._strays = 0
         self._asked_score = params.oom_score_adj
+        self._on_start = on_start
+        self._starting = Starting(
+            service,
+            its_exec,
+            params,
+            self,
+            on_known=self._start_known,
+            end_half_made=self._end_half_made,
+        )
+        self.readers = Readers(
+            its_exec,
+            service.poller,
+            self,
+            tail_bytes=self._tail_bytes,
+            on_progress=self._readers_progressed,
+        )
 
     # ------------------------------------------------------------------ start
 
@@ -123,21 +127,12 @@ class Running:
         Raises:
             RequestError: start_failed, with nothing left.
         """
-        now_s = time.monotonic()
-        assert self._params is not None
-        shim, self._pipes = self._service.launcher.launch(self._params)
-        self._shim = shim
-        try:
-            shim.on_message = self._take_message
-            shim.on_lost = self._shim_lost
-            shim.on_stray = self.stray
-            self._ender = ShimEnder(self.exec, shim, self._poller, self)
-            self._arm("start", now_s + START_TIMEOUT_S, self._start_timed_out)
-            self.exec.spawned(time.monotonic())
-        except BaseException:
-            self._cancel("start")
-            self._drop_half_made()
-            raise
+        self._shim, self._pipes = self._starting.launch(self._take_message, self._shim_lost)
+        self._ender = ShimEnder(self.exec, self._shim, self._poller, self)
+
+    def when_started(self, call: Callable[[], None]) -> bool:
+        """Call later, once it is known how the start ended; False where it is known already."""
+        return self._starting.when_known(call)
 
     def _take_message(self, message: ShimMessage) -> None:
         match message:
@@ -148,7 +143,7 @@ class Running:
             case Empty():
                 self._emptied()
             case Failed():
-                self._failed(message)
+                self._starting.failed(message)
             case Signalled():
                 if self._signal_waiters:
                     self._signal_waiters.pop(0)(message.count)
@@ -175,20 +170,20 @@ class Running:
             self._carry_out(self.exec.emptied(time.monotonic(), time.time()))
 
     def _started(self, message: Started) -> None:
-        self._cancel("start")
         if self.exec.state is not State.STARTING:
             return
         assert self._pipes is not None
-        actions = self.exec.started(
-            message.pid, message.oom_score_adj, message.at_ns / 1e9, time.time()
-        )
+        at_s = message.at_ns / 1e9
+        # Of then, not of now: a command can have ended before its start is heard of here.
+        at = time.time() - max(0.0, time.monotonic() - at_s)
+        actions = self.exec.started(message.pid, message.oom_score_adj, at_s, at)
         self._output = OutputPump(
             self.exec,
             self._pipes,
             self._poller,
-            tail_bytes=lambda: self._service.registry.budget.tail_bytes,
+            tail_bytes=self._tail_bytes,
             owner=self,
-            on_output=self.wake_subscribers,
+            on_output=self.readers.wake,
             on_eof=self._pipes_at_eof,
         )
         if self.exec.stdin is not None:
@@ -197,127 +192,28 @@ class Running:
             )
         self._service.observe_started(self.exec)
         self._service.reaper.commands.add(message.pid)
-        self._params = None  # argv and env may have megabytes, and the command has them now
-        self._answer_start(self)
-        self._hold_changed()
+        self._starting.succeeded()
+        self.readers.hold_changed()
         self._output.start()
         self._carry_out(actions)
-        self._run_when_started()
+        self._starting.run_waiting()
 
-    def _failed(self, message: Failed) -> None:
-        if self._params is None:
-            return
-        error = explain_failure(
-            message.stage,
-            message.errno,
-            self._params,
-            self.exec.cwd,
-            interpreter=message.interpreter,
-        )
-        if message.stage == "killed" and self.exec.ending is not None:
-            kind = "stopping" if self.exec.ending == "stopped" else "cancelled"
-            error = RequestError(
-                kind, f"exec '{self.exec.exec_id}' was ended before it had started"
-            )
-            # The same start sent again must not run after its cancel was answered.
-            self._service.registry.bury(self.exec.exec_id, time.monotonic())
-        self._start_failed(error)
-
-    def _start_timed_out(self) -> None:
-        self._start_failed(
-            RequestError(
-                "start_timeout", f"the command did not reach execve within {START_TIMEOUT_S:g} s"
-            )
-        )
-
-    def _start_failed(self, error: RequestError) -> None:
-        if self.exec.state is not State.STARTING:
-            return
-        error = self._service.start_error(self.exec, error)
-        self._cancel("start")
-        self.exec.start_failed()
+    def _start_known(self, error: RequestError | None) -> None:
         each_of(
-            lambda: self._service.forget(self),
-            lambda: self._service.observe_start_failed(self.exec, error),
-            self._drop_half_made,
-            lambda: self._answer_start(error),
-            self._run_when_started,
-            self._end_changed,
+            lambda: self._on_start(self if error is None else error),
+            lambda: None if error is None else self._end_changed(),
         )
 
-    def _drop_half_made(self) -> None:
-        if self._pipes is not None:
-            self._pipes.close()
-        if self._shim is not None:
-            # Killed, not asked: whatever became of it must not become a command any more.
-            self._shim.close()
-            self._shim.kill()
-            self._service.reaper.when_reaped(self._shim.pid, self, self._end_half_made)
+    def _end_half_made(self, child_pid: int) -> None:
+        self._adopted = self._adopt_tree(child_pid)
+        self._adopted.end(0.0)
 
-    def _end_half_made(self) -> None:
-        # The parked child, or a command that had got as far as execve before its shim was lost.
-        child_pid = None if self._shim is None else self._shim.child_pid
-        if child_pid is not None:
-            self._adopted = self._adopt_tree(child_pid)
-            self._adopted.end(0.0)
+    def _tail_bytes(self) -> int:
+        return self._service.registry.budget.tail_bytes
 
-    def _answer_start(self, outcome: Running | RequestError) -> None:
-        on_start, self._on_start = self._on_start, None
-        if on_start is not None:
-            on_start(outcome)
-
-    def when_started(self, call: Callable[[], None]) -> bool:
-        """Call later, once it is known how the start ended; False where it is known already."""
-        if self.exec.state is not State.STARTING:
-            return False
-        self._when_started.append(call)
-        return True
-
-    def _run_when_started(self) -> None:
-        calls, self._when_started = self._when_started, []
-        each_of(*calls)
-
-    # ------------------------------------------------------------------ output
-
-    def subscribe(self, subscription: Subscription, subscriber: Subscriber) -> None:
-        """Add a reader; the first one of a blocking exec is the one it waits for."""
-        self.subscribers[subscription] = subscriber
-        self.exec.gate.taken_by(subscription)
-        self._hold_changed()
-        subscriber.wake(subscription)
-
-    def unsubscribe(self, subscription: Subscription, *, lost: bool) -> None:
-        """Take a reader away: its connection was lost, or it detached."""
-        if self.subscribers.pop(subscription, None) is None:
-            return
-        if lost:
-            self.exec.gate.lost(subscription, time.monotonic())
-        else:
-            self.exec.gate.left(subscription)
-        self._hold_changed()
-        self.reader_advanced()
-
-    def reader_advanced(self) -> None:
-        """A reader took something: the pipes may be readable again."""
-        self.exec.gate.may_read(self.exec.transcript, self._service.registry.budget.tail_bytes)
+    def _readers_progressed(self) -> None:
         if self._output is not None and self._output.is_waiting:
             self._output.gate_changed()
-
-    def wake_subscribers(self) -> None:
-        """Tell every reader that there may be something."""
-        for subscription, subscriber in list(self.subscribers.items()):
-            subscriber.wake(subscription)
-
-    def _hold_changed(self) -> None:
-        until_s = self.exec.gate.held_until_s
-        if until_s is None:
-            self._cancel("hold")
-        else:
-            self._arm("hold", until_s, self._hold_over)
-
-    def _hold_over(self) -> None:
-        self.exec.gate.open_for_good()
-        self.reader_advanced()
 
     # ------------------------------------------------------------------ exit
 
@@ -327,7 +223,7 @@ class Running:
         self._status = status
         if self.exec.pid is not None:
             self._service.reaper.commands.discard(self.exec.pid)
-        self._cancel("deadline")
+        self._timers.cancel("deadline")
         if self._service.guard.cause() is not None:
             # The lifeline ends natively, before the loop hears of it: the stop may have acted
             # on this command already.
@@ -348,7 +244,7 @@ class Running:
             self._drained()
 
     def _drained(self) -> None:
-        self._cancel("drain")
+        self._timers.cancel("drain")
         if self.exec.state not in (State.DRAINING, State.DRAINING_EMPTY):
             return
         actions = self.exec.drained(
@@ -368,7 +264,7 @@ class Running:
             case SendEnd():
                 self._send_end(action.grace_s)
             case ArmDeadline():
-                self._arm("deadline", action.at_s, self._deadline_reached)
+                self._timers.arm("deadline", action.at_s, self._deadline_reached)
             case Drain():
                 self._drain(action.until_s)
             case Publish():
@@ -377,7 +273,7 @@ class Running:
                 self._close()
 
     def _drain(self, until_s: float) -> None:
-        self._arm("drain", until_s, self._drained)  # first: a drain that fails still ends
+        self._timers.arm("drain", until_s, self._drained)  # first: a drain that fails still ends
         if self._output is None or self._output.drain():
             self._drained()
 
@@ -387,13 +283,12 @@ class Running:
             lambda: self._service.observe_exited(self.exec, its_exit),
             lambda: None if self._output is None else self._output.discard(),
             lambda: None if self._stdin is None else self._stdin.close(),
-            self.wake_subscribers,
+            self.readers.wake,
             *(functools.partial(waiter, its_exit) for waiter in waiters),
         )
 
     def _close(self) -> None:
-        for name in [name for name in self._timers if name != "hold"]:
-            self._cancel(name)
+        self._timers.cancel_all()
         # The shim left before it had read them: nothing was signalled.
         waiters, self._signal_waiters = self._signal_waiters, []
         each_of(
@@ -402,7 +297,7 @@ class Running:
             *(functools.partial(waiter, 0) for waiter in waiters),
             lambda: self._service.observe_closed(self.exec),
             lambda: self._service.closed(self),
-            self.wake_subscribers,
+            self.readers.wake,
             self._end_changed,
             self._let_go,
         )
@@ -463,7 +358,7 @@ class Running:
         self._service.log.warning("shim_lost", exec_id=self.exec.exec_id, pid=self._shim.pid)
         self._service.counters.shims_lost += 1
         if self.exec.state is State.STARTING:
-            self._start_failed(
+            self._starting.fail(
                 RequestError("internal", "the shim was lost before the command had started")
             )
             return
@@ -514,12 +409,16 @@ class Running:
 
     # ------------------------------------------------------------------ requests
 
-    def write(self, request: ExecWrite, reply: Reply) -> None:
-        """Take an exec.write."""
-        if self._stdin is None:
+    def write(self, request: ExecWrite, reply: Reply, writer: object) -> None:
+        """Take an exec.write; those of one writer take effect in the order they came."""
+        if self.exec.stdin is None:
             reply(RequestError("stdin_closed", "the exec was started without stdin: pipe"))
             return
-        self._stdin.write(request, reply)
+        if self._stdin is None:
+            taken = self.exec.stdin.accepted_bytes
+            reply(RequestError("stdin_closed", "the exec has ended", accepted_bytes=taken))
+            return
+        self._stdin.write(request, reply, writer)
 
     @property
     def stdin_room_bytes(self) -> int:
@@ -555,7 +454,7 @@ class Running:
         self._strays += 1
         self._service.stray(error, "exec", exec_id=self.exec.exec_id)
         if self.exec.is_live and self._strays == 1:
-            self._arm("stuck", time.monotonic() + _STUCK_S, self._check_stuck)
+            self._timers.arm("stuck", time.monotonic() + _STUCK_S, self._check_stuck)
         try:
             self._end_after_stray()
         except Exception as second:
@@ -572,7 +471,7 @@ class Running:
 
     def _end_after_stray(self) -> None:
         if self.exec.state is State.STARTING:
-            self._start_failed(RequestError("internal", "the start failed inside runnerd"))
+            self._starting.fail(RequestError("internal", "the start failed inside runnerd"))
             return
         self.exec.failed_inside()
         # What failed may fail again at once, as long as its descriptor is ready: nothing of the
@@ -584,16 +483,7 @@ class Running:
         if self.exec.is_live:
             self.end("internal", 0.0)
         if self.exec.state in (State.DRAINING, State.DRAINING_EMPTY) and self._strays <= _RETRIES:
-            self._arm("drain", time.monotonic(), self._drained)
-
-    def _arm(self, name: str, at_s: float, call: Callable[[], None]) -> None:
-        self._cancel(name)
-        self._timers[name] = self._poller.call_at(at_s, self, call)
-
-    def _cancel(self, name: str) -> None:
-        timer = self._timers.pop(name, None)
-        if timer is not None:
-            timer.cancel()
+            self._timers.arm("drain", time.monotonic(), self._drained)
 
 
 def status_of(message: Exited) -> ExitStatus:

@@ -128,7 +128,7 @@ class Service:
             running.launch()
         except BaseException as error:
             accepted.start_failed()
-            self.forget(running)
+            self.forget(accepted)
             if not isinstance(error, RequestError):
                 raise
             told = self.start_error(accepted, error)
@@ -155,10 +155,10 @@ class Service:
             raise RequestError("exec_unknown", f"there is no exec '{exec_id}'")
         return found
 
-    def forget(self, running: Running) -> None:
+    def forget(self, failed: Exec) -> None:
         """A start failed: nothing of it is kept, its id is free."""
-        self.registry.failed(running.exec)
-        del self.running[running.exec.exec_id]
+        self.registry.failed(failed)
+        del self.running[failed.exec_id]
         self._note_idle()
 
     def closed(self, running: Running) -> None:
@@ -257,6 +257,7 @@ def _limits(bounds: Bounds) -> Limits:
         frame_bytes=bounds.frame_bytes_max,
         connections=bounds.connections_max,
         hello_s=bounds.hello_s,
+        stuck_reader_s=bounds.stuck_reader_s,
         pipelined_requests=bounds.pipelined_requests_max,
         subscriptions=bounds.subscriptions_max,
         live_execs=bounds.live_execs_max,

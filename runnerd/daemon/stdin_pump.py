@@ -29,16 +29,30 @@ class StdinTotals:
         self.bounds = bounds
         self.queued_bytes = 0
         self.waiting_bytes = 0
+        self._starved: dict[StdinPump, None] = {}
+
+    def starves(self, pump: StdinPump) -> None:
+        """A pump's own queue has room, all together have none: wake it once that changes."""
+        self._starved[pump] = None
+
+    def release(self, size: int) -> None:
+        """Bytes are queued no longer: whoever starved has another try."""
+        self.queued_bytes -= size
+        if size and self._starved:
+            starved, self._starved = self._starved, {}
+            for pump in starved:
+                pump.wake()
 
 
 class _Write:
     """One write on its way in."""
 
-    __slots__ = ("offset", "reply", "request", "until_s")
+    __slots__ = ("offset", "reply", "request", "until_s", "writer")
 
-    def __init__(self, request: ExecWrite, reply: Reply, now_s: float) -> None:
+    def __init__(self, request: ExecWrite, reply: Reply, writer: object, now_s: float) -> None:
         self.request = request
         self.reply = reply
+        self.writer = writer
         self.offset = request.offset
         self.until_s = now_s + (request.wait_s or 0.0)
 
@@ -46,8 +60,8 @@ class _Write:
 class StdinPump:
     """The feeding side of one exec.
 
-    Writes are answered in the order they came: one that waits for room holds up those behind it,
-    and nothing else.
+    A write that waits for room holds up those behind it that may wait too, and those of its own
+    writer, whose order counts; another writer's that will not wait is answered at once.
 
     Args:
         queue: What was taken.
@@ -71,14 +85,26 @@ class StdinPump:
     @property
     def room_bytes(self) -> int:
         """How much fits now, for this exec and within the total."""
-        bounds = self._totals.bounds
-        mine = bounds.stdin_queue_bytes_max - self._queue.queued_bytes
-        return max(0, min(mine, bounds.stdin_total_bytes_max - self._totals.queued_bytes))
+        totals = self._totals
+        in_total = totals.bounds.stdin_total_bytes_max - totals.queued_bytes
+        return max(0, min(self._own_room_bytes, in_total))
 
-    def write(self, request: ExecWrite, reply: Reply) -> None:
-        """Take a write; reply at once, or once it fits or its wait_s is over."""
-        write = _Write(request, reply, time.monotonic())
-        if not self._waiting and self._take(write):
+    @property
+    def _own_room_bytes(self) -> int:
+        return self._totals.bounds.stdin_queue_bytes_max - self._queue.queued_bytes
+
+    def write(self, request: ExecWrite, reply: Reply, writer: object) -> None:
+        """Take a write; reply at once, or once it fits or its wait_s is over.
+
+        Args:
+            request: The write.
+            reply: Called once.
+            writer: Whose writes take effect in the order they came.
+        """
+        write = _Write(request, reply, writer, time.monotonic())
+        # Past those who wait, nothing is taken: it would stand in the middle of theirs.
+        room_bytes = 0 if self._waiting else self.room_bytes
+        if not self._is_held_up(write) and self._take(write, room_bytes):
             return
         totals = self._totals
         if totals.waiting_bytes + len(request.data) > totals.bounds.stdin_total_bytes_max:
@@ -87,6 +113,11 @@ class StdinPump:
         self._waiting.append(write)
         totals.waiting_bytes += len(request.data)
         self._wake_at_first()
+
+    def _is_held_up(self, write: _Write) -> bool:
+        if write.request.wait_s is not None or write.request.eof:
+            return bool(self._waiting)
+        return any(each.writer is write.writer for each in self._waiting)
 
     def _too_much_waits(self) -> RequestError:
         return RequestError(
@@ -106,13 +137,15 @@ class StdinPump:
             self._timer = self._poller.call_at(
                 self._waiting[0].until_s, self._owner, self._serve_waiting
             )
+            if self._own_room_bytes > 0:
+                self._totals.starves(self)
 
     def _next_waiting(self) -> _Write:
         write = self._waiting.popleft()
         self._totals.waiting_bytes -= len(write.request.data)
         return write
 
-    def _take(self, write: _Write) -> bool:
+    def _take(self, write: _Write, room_bytes: int) -> bool:
         """Try one write; False where the rest of it may still wait for room."""
         queue, request = self._queue, write.request
         if write.offset is None:  # an append begins where its turn finds the stream
@@ -120,7 +153,7 @@ class StdinPump:
         before = queue.queued_bytes
         try:
             rest = queue.offer(
-                request.data, offset=write.offset, eof=request.eof, room_bytes=self.room_bytes
+                request.data, offset=write.offset, eof=request.eof, room_bytes=room_bytes
             )
         except RequestError as error:
             write.reply(error)
@@ -153,8 +186,8 @@ class StdinPump:
             except OSError:  # EPIPE: the command closed its end, which is its right
                 self.close()
                 return
-            self._totals.queued_bytes -= size
             queue.wrote(size)
+            self._totals.release(size)
         self._unwatch()
         if queue.eof:
             self._close_pipe()
@@ -169,6 +202,10 @@ class StdinPump:
             self._watching = False
             self._poller.unwatch(self._pipes.stdin)
 
+    def wake(self) -> None:
+        """There may be room in the total."""
+        self._poller.call_soon(self._owner, self._serve_waiting)
+
     def _writable(self, _events: int) -> None:
         self._pump()
         self._serve_waiting()
@@ -176,7 +213,7 @@ class StdinPump:
     def _serve_waiting(self) -> None:
         while self._waiting:
             write = self._next_waiting()  # first: taking it may find the pipe closed, and close all
-            if not self._take(write):
+            if not self._take(write, self.room_bytes):
                 self._waiting.appendleft(write)
                 self._totals.waiting_bytes += len(write.request.data)
                 break
@@ -191,7 +228,7 @@ class StdinPump:
     def close(self) -> None:
         """Nobody reads any more: drop what is queued, answer those who wait."""
         self._close_pipe()
-        self._totals.queued_bytes -= self._queue.close()
+        self._totals.release(self._queue.close())
         while self._waiting:
             self._next_waiting().reply(self._closed_error())
         self._wake_at_first()

@@ -24,6 +24,7 @@ class Limits(msgspec.Struct, kw_only=True):
         frame_bytes: The largest frame.
         connections: Connections at once.
         hello_s: Seconds a connection has to say hello.
+        stuck_reader_s: Seconds a connection may take no byte while bytes wait.
         pipelined_requests: Requests unanswered on one connection.
         subscriptions: Subscriptions at once, over all connections.
         live_execs: Execs not closed at once.
@@ -39,6 +40,7 @@ class Limits(msgspec.Struct, kw_only=True):
     frame_bytes: int
     connections: int
     hello_s: float
+    stuck_reader_s: float
     pipelined_requests: int
     subscriptions: int
     live_execs: int

@@ -69,7 +69,9 @@ KINDS: Final[dict[str, Kind]] = {
         "daemon", "the exec of that id is untouched", "attach to it, or choose another id"
     ),
     "cancelled": Kind("daemon", NOTHING, "the id was cancelled before its start arrived"),
-    "exec_unknown": Kind("daemon", NOTHING, "list shows the execs that are known"),
+    "exec_unknown": Kind(
+        "daemon", NOTHING, "exec.list, or runnerctl ps --all, shows the execs that are known"
+    ),
     "exec_evicted": Kind(
         "daemon", "the exit is in data.exit", "the transcript has been dropped for space or age"
     ),
@@ -87,7 +89,9 @@ KINDS: Final[dict[str, Kind]] = {
         "request", "the execs are untouched", "use a subscription opened on this connection"
     ),
     "not_permitted": Kind("kernel", RUNS_ON, "the daemon's user may not signal that process"),
-    "start_failed": Kind("kernel", NOTHING, "data.stage and data.errno_name say what failed"),
+    "start_failed": Kind(
+        "kernel", NOTHING, "the program, directory and user must exist where runnerd runs"
+    ),
     "start_timeout": Kind(
         "shim", "the half-made process was killed", "look at the machine's load", retryable=True
     ),

@@ -23,9 +23,7 @@ def test_c49_a_character_cut_in_two_is_no_matter(
     runnerd_daemon: RunnerdProcess, encoding: Encoding
 ) -> None:
     """Text cut anywhere, by the writer's pauses or by chunks, joins to the source's bytes."""
-    slow = (
-        "printf 'caf\\303'; sleep 0.1; printf '\\251 \\342\\230'; sleep 0.1; printf '\\225\\n'"
-    )
+    slow = "printf 'caf\\303'; sleep 0.1; printf '\\251 \\342\\230'; sleep 0.1; printf '\\225\\n'"
     # One leading byte, so that every chunk of an even size is cut inside a character.
     fast = "import sys; sys.stdout.buffer.write(('x' + 'é' * (1 << 19)).encode())"
     with RawClient(runnerd_daemon.socket_path, encoding=encoding) as client:

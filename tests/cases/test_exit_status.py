@@ -1,4 +1,4 @@
-"""Cases from the field: the status an exec ends with is the kernel's own, once, and never made up."""
+"""Cases from the field: an exec's status is the kernel's own, told once, and never made up."""
 
 from __future__ import annotations
 

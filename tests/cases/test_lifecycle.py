@@ -118,7 +118,8 @@ def test_c136_a_repeated_signal_changes_nothing(
         client.note("exec.output", "c136")
         began_s = time.monotonic()
         daemon.process.send_signal(signal.SIGTERM)
-        assert client.receive(5)["method"] == "daemon.stopping"
+        while client.receive(5)["method"] != "daemon.stopping":
+            pass  # the shell may have a word to say about the sleep that TERM has ended
         time.sleep(max(0.0, 0.1 - (time.monotonic() - began_s)))
         for number in repeats:
             daemon.process.send_signal(number)
@@ -194,7 +195,7 @@ def test_c139_a_stop_takes_no_longer_than_it_must(
 
 
 IGNORING = "trap '' TERM HUP INT;"
-WAIT_FOR_SLEEP = "until grep -q sleep /proc/$!/comm; do :; done;"
+STOP_SLEEP = "until grep -q sleep /proc/$!/comm; do :; done; kill -STOP $!;"
 
 
 def test_c141_trees_that_ignore_everything_do_not_hold_the_stop_up(start_daemon: Daemons) -> None:
@@ -204,7 +205,7 @@ def test_c141_trees_that_ignore_everything_do_not_hold_the_stop_up(start_daemon:
         "member": f"{IGNORING} sleep {word} & sleep {word}; :",
         "setsid": f"{IGNORING} setsid sleep {word} & sleep {word}; :",
         "forked": f"{IGNORING} (setsid sh -c '(sleep {word}; :) & sleep 0') & sleep {word}; :",
-        "stopped": f"{IGNORING} sleep {word} & {WAIT_FOR_SLEEP} kill -STOP $!; kill -STOP $$; sleep {word}",
+        "stopped": f"{IGNORING} sleep {word} & {STOP_SLEEP} kill -STOP $$; sleep {word}",
         "talking": f"{IGNORING} sleep {word} & yes",
     }
     daemon = start_daemon()

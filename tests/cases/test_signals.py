@@ -167,6 +167,26 @@ def test_c85_what_cannot_be_killed_is_told_and_holds_nobody_up(start_daemon: Dae
         wait_for(lambda: not marked(word), 1 * ROOM)
 
 
+def test_c85_a_survivor_that_comes_loose_is_ended_and_told(runnerd_daemon: RunnerdProcess) -> None:
+    """KILL stays sent: once the kernel lets the command go it ends, and its exit says by whom."""
+    word = mark(1010)
+    with cgroup("freezer", "c85b") as folder, runnerd_daemon.connect() as client:
+        state = folder / "freezer.state"
+        handle = client.start(["sleep", word], attach=False)
+        (folder / "cgroup.procs").write_text(str(handle.pid))
+        state.write_text("FROZEN")
+        wait_for(lambda: state.read_text() == "FROZEN\n")
+        assert handle.cancel(0).outcome == "survivors"
+        again = handle.cancel(0)
+        assert again.outcome == "survivors"
+        state.write_text("THAWED")
+        its_exit = handle.wait_closed(1 * ROOM)
+        assert (its_exit.signal, its_exit.reason, its_exit.forced) == (9, "cancelled", True)
+        info = handle.inspect()
+        assert (info.state, info.survivors) == ("closed", [])
+        assert client.cancel(handle.exec_id).outcome == "already_ended"
+
+
 def _expect_timeout(client: Any, timeout_s: float) -> None:
     with pytest.raises(ClientTimeout):
         client.wait("stuck", timeout_s=timeout_s)

@@ -42,7 +42,7 @@ STOP_S: Final = 2.0
 
 FAIL_FOR_BAD: Final = """
 from runnerd.core import execs, registry
-from runnerd.daemon import output_pump, running, service, stdin_pump
+from runnerd.daemon import output_pump, readers, running, service, stdin_pump
 times = {times}
 def of(thing):
     for name in ('exec', '_exec'):
@@ -122,8 +122,8 @@ def test_a_handler_that_fails_costs_its_request_alone(start_daemon: Start) -> No
 
 
 LATE: Final[dict[str, tuple[str, str, dict[str, Any]]]] = {
-    "a wait": ("methods.Waiting._finish", "exec.wait", {}),
-    "a cancel": ("methods._cancel_answer", "exec.cancel", {"grace_s": 0}),
+    "a wait": ("ends.Waiting._finish", "exec.wait", {}),
+    "a cancel": ("ends._cancel_answer", "exec.cancel", {"grace_s": 0}),
     "a signal": ("methods.SignalAnswer", "exec.signal", {"signal": "URG"}),
 }
 
@@ -134,7 +134,7 @@ def test_an_answer_that_comes_later_fails_alone(start_daemon: Start, what: str) 
     where, method, params = LATE[what]
     daemon = start_daemon(
         **planted(f"""
-            from runnerd.daemon import methods
+            from runnerd.daemon import ends, methods
             original, times = {where}, 1
             def failing(*args, **named):
                 global times
@@ -167,7 +167,7 @@ EDGES: Final = {
     "deciding on its exit": ("execs.Exec.exited", 1),
     "deciding that it has drained": ("execs.Exec.drained", 1),
     "counting its exit": ("service.Service.observe_exited", 10**9),
-    "telling its subscribers": ("running.Running.wake_subscribers", 10**9),
+    "telling its subscribers": ("readers.Readers.wake", 10**9),
     "counting its end": ("service.Service.observe_closed", 10**9),
     "its deadline": ("running.Running._deadline_reached", 10**9),
     "asking the shim to end it": ("running.Running._send_end", 10**9),
@@ -255,13 +255,13 @@ def test_a_start_that_fails_between_shim_and_answer_leaves_nothing(
 def test_a_connection_that_fails_is_closed_and_its_exec_goes_on(start_daemon: Start) -> None:
     daemon = start_daemon(
         **planted("""
-            from runnerd.daemon import connection
-            original = connection.Connection._encode
+            from runnerd.daemon import outgoing
+            original = outgoing.Outgoing._encode
             def failing(self, subscription, running, item):
-                if running.exec.exec_id == 'bad' and self.number == 2:
+                if running.exec.exec_id == 'bad' and self._number == 2:
                     raise ValueError('planted')
                 return original(self, subscription, running, item)
-            connection.Connection._encode = failing
+            outgoing.Outgoing._encode = failing
         """)
     )
     with RawClient(daemon.socket_path) as other, RawClient(daemon.socket_path) as client:

@@ -20,6 +20,7 @@ from runnerd.protocol.shimwire import (
     Ending,
     Exited,
     Killed,
+    Killing,
     Signalled,
     SignalledProcess,
     Started,
@@ -146,7 +147,7 @@ def test_term_reaches_everyone_once_and_the_receipt_says_who(shim: Shim) -> None
     leader, member, leaver = family(shim)
     shim.end(60_000)
     ending, termed = shim.next(), shim.next()
-    assert ending == Ending(60_000)
+    assert ending == Ending(60_000, "default")
     assert termed == Termed(
         3,
         0,
@@ -189,10 +190,51 @@ def test_a_grace_of_zero_sends_no_term(shim: Shim) -> None:
     family(shim)
     shim.end(0)
     shim.wait_for(Empty)
-    assert shim.heard(Ending) == [Ending(0)]
+    assert shim.heard(Ending) == [Ending(0, "default")]
+    assert len(shim.heard(Killing)) == 1
     assert not shim.heard(Termed)
     assert shim.heard(Killed)[0].total == 3
     assert shim.heard(Exited)[0].value == signal.SIGKILL
+
+
+@pytest.mark.parametrize(
+    ("script", "leader"),
+    [
+        ("exec sleep 1001", "default"),
+        ("trap '' TERM; exec sleep 1001", "caught"),
+        ("trap : TERM; sleep 1001 & wait", "caught"),
+    ],
+)
+def test_the_receipt_says_what_term_meets_in_the_command(
+    shim: Shim, script: str, leader: str
+) -> None:
+    """Only where TERM has its default action is an exit by code certainly the command's own."""
+    pid = shim.start(job("sh", "-c", script)).pid
+    wait_until(lambda: proc_field(pid, "Name") == "sleep" or len(children(pid)) == 1)
+    shim.end(100)
+    assert shim.wait_for(Ending).leader == leader
+    shim.wait_for(Empty)
+
+
+def test_an_exit_that_came_before_the_end_is_told_before_it(shim: Shim) -> None:
+    """Else a natural exit would be taken for the answer to an end that crossed it."""
+    pid = shim.start(job("sh", "-c", "sleep 1001 & exit 4")).pid
+    wait_until(lambda: not is_alive(pid))
+    shim.end(0)
+    shim.wait_for(Empty)
+    words = [type(message) for message in shim.said]
+    assert words.index(Exited) < words.index(Ending)
+    assert shim.heard(Ending) == [Ending(0, "gone")]
+
+
+def test_killing_is_said_before_the_first_kill(shim: Shim) -> None:
+    """So that an exit by KILL is known as ours before it is told."""
+    pid = shim.start(job("sh", "-c", "trap '' TERM; exec sleep 1001")).pid
+    wait_until(lambda: proc_field(pid, "Name") == "sleep")
+    shim.end(50)
+    shim.wait_for(Empty)
+    words = [type(message) for message in shim.said]
+    assert words.index(Ending) < words.index(Killing) < words.index(Exited) < words.index(Killed)
 
 
 TALLY = "trap 'echo t' TERM; echo r; while :; do sleep 0.01; done"
@@ -366,7 +408,7 @@ def test_what_kill_cannot_end_is_a_survivor(start: Start, other_user: Path) -> N
     assert 1.0 <= time.monotonic() - began < 2.0
     assert survivor not in [process.pid for process in shim.heard(Killed)[0].processes]
     shim.end(5000)
-    assert shim.wait_for(Ending) == Ending(0)
+    assert shim.wait_for(Ending) == Ending(0, "gone")
     assert is_alive(survivor)
     os.kill(survivor, signal.SIGKILL)
     shim.wait_for(Empty)
@@ -394,9 +436,10 @@ def test_the_end_of_either_socket_ends_the_tree(shim: Shim, how: Callable[[Shim]
 
 
 def test_the_lifelines_end_gives_a_grace_of_1500_ms(shim: Shim) -> None:
-    shim.start(job("sh", "-c", "trap '' TERM; echo; exec sleep 1001"))
+    pid = shim.start(job("sh", "-c", "trap '' TERM; exec sleep 1001")).pid
+    wait_until(lambda: proc_field(pid, "Name") == "sleep")
     shim.lifeline.close()
-    assert shim.wait_for(Ending) == Ending(1500)
+    assert shim.wait_for(Ending) == Ending(1500, "caught")
     shim.end(100)
     shim.wait_for(Empty)
 

@@ -43,6 +43,7 @@ LIMITS: Final = Limits(
     frame_bytes=4 << 20,
     connections=512,
     hello_s=10,
+    stuck_reader_s=30,
     pipelined_requests=256,
     subscriptions=1024,
     live_execs=1024,

@@ -378,10 +378,9 @@ class GateMachine(RuleBasedStateMachine):
         self.bystander: Subscription | None = None
         self.window_bytes: int | None = None
         self.streams: list[StreamName] = BOTH
-        self.has_seq = 0  # what the client has for certain, to come back with
+        self.unacked: list[int] = []  # what was sent within a window and may yet be lost
+        self.has_seq = 0  # what a lost client comes back with
         self.floor_seq = 1  # what was kept when the present holder began
-        self.written = [0, 0]
-        self.seen = [0, 0]
 
     @initialize(
         window_bytes=st.none() | st.integers(1, 600),
@@ -393,6 +392,12 @@ class GateMachine(RuleBasedStateMachine):
         if is_attached:
             self.attach(back=0)
 
+    def needs_after(self) -> int:
+        """Return up to where the reader has all it wants, or had when it was lost."""
+        if self.holder is None:
+            return self.has_seq
+        return self.unacked[0] - 1 if self.unacked else self.holder.cursor_seq
+
     def may_read(self) -> bool:
         return self.gate.may_read(self.transcript, self.budget.tail_bytes)
 
@@ -403,7 +408,6 @@ class GateMachine(RuleBasedStateMachine):
                 return
             data = b"x" * min(size, chunk_bytes(self.budget.tail_bytes))
             self.transcript.append(stream, data)
-            self.written[stream] += len(data)
 
     @rule()
     def another_exec_comes_and_writes(self) -> None:
@@ -432,10 +436,11 @@ class GateMachine(RuleBasedStateMachine):
     def somebody_else_watches(self) -> None:
         self.bystander = subscribe(self.transcript, after="tail")
         if self.holder is not None:
+            before = (self.gate.flow, self.gate.holder, self.gate.held_until_s)
             self.gate.taken_by(self.bystander)
-            assert self.gate.holder is not self.bystander
             self.gate.lost(self.bystander, NOW_S)
             self.gate.left(self.bystander)
+            assert before == (self.gate.flow, self.gate.holder, self.gate.held_until_s)
 
     @precondition(lambda self: self.holder)
     @rule(most=st.integers(1, 8))
@@ -445,12 +450,11 @@ class GateMachine(RuleBasedStateMachine):
             item = self.holder.next_item()
             if item is None:
                 return
-            if self.gate.flow == "block":
-                if isinstance(item, Gap):
-                    # Only what was gone before anybody was waited for.
-                    assert item.last_seq < self.floor_seq
-                if self.window_bytes is None:
-                    self.has_seq = self.holder.cursor_seq
+            if isinstance(item, Gap) and self.gate.flow == "block":
+                # Only what was gone before anybody was waited for.
+                assert item.last_seq < self.floor_seq
+            if isinstance(item, Record) and self.window_bytes is not None:
+                self.unacked.append(item.seq)
 
     @precondition(lambda self: self.holder)
     @rule(back=st.integers(0, 4))
@@ -458,15 +462,15 @@ class GateMachine(RuleBasedStateMachine):
         assert self.holder is not None
         seq = max(0, self.holder.cursor_seq - back)
         self.holder.ack(seq)
-        self.has_seq = max(self.has_seq, seq)
+        self.unacked = [each for each in self.unacked if each > seq]
 
     @precondition(lambda self: self.holder)
     @rule()
     def reader_is_lost(self) -> None:
         assert self.holder is not None
         self.gate.lost(self.holder, NOW_S)
-        self.has_seq = min(self.has_seq, self.holder.released_seq)
-        self.holder = None
+        self.has_seq = self.needs_after()
+        self.holder, self.unacked = None, []
         if self.gate.flow == "block":
             assert self.gate.held_until_s == NOW_S + HOLD_S
 
@@ -475,7 +479,7 @@ class GateMachine(RuleBasedStateMachine):
     def reader_detaches(self) -> None:
         assert self.holder is not None
         self.gate.left(self.holder)
-        self.holder = None
+        self.holder, self.unacked = None, []
         assert self.gate.flow == "drop"
 
     @precondition(lambda self: self.holder is None)
@@ -486,8 +490,7 @@ class GateMachine(RuleBasedStateMachine):
     @invariant()
     def nothing_a_blocking_reader_still_needs_is_dropped(self) -> None:
         if self.gate.flow == "block":
-            needs_from = self.has_seq if self.holder is None else self.holder.released_seq
-            assert self.transcript.first_seq <= max(self.floor_seq, needs_from + 1)
+            assert self.transcript.first_seq <= max(self.floor_seq, self.needs_after() + 1)
 
     @invariant()
     def what_waits_is_bounded(self) -> None:
@@ -500,7 +503,7 @@ class GateMachine(RuleBasedStateMachine):
             assert self.gate.held_until_s is None
             assert self.may_read()
             assert self.transcript.protected_seq is None
-        elif self.holder is not None and self.holder.released_seq == self.transcript.last_seq:
+        elif self.holder is not None and self.needs_after() == self.transcript.last_seq:
             assert self.may_read()
 
     def teardown(self) -> None:
@@ -567,6 +570,29 @@ def test_a_taker_that_stands_further_back_is_protected_at_once() -> None:
     for _ in range(20):
         fill(make_transcript(budget), budget, SMALL.tail_bytes_max)
     assert seqs(second) == [2, 3, 4]
+
+
+@pytest.mark.parametrize("window_bytes", [None, 100])
+def test_what_a_lost_reader_had_not_acknowledged_is_held_for_it(window_bytes: int | None) -> None:
+    """With a window, sent is not arrived; without one it is all that can be known."""
+    budget = TailBudget(SMALL)
+    transcript = make_transcript(budget)
+    gate = Gate("block", HOLD_S, NOW_S)
+    reader = subscribe(transcript, window_bytes=window_bytes)
+    gate.taken_by(reader)
+    for _ in range(4):
+        transcript.append(0, b"x")
+    assert seqs(reader) == [1, 2, 3, 4]
+    if window_bytes is not None:
+        reader.ack(1)
+    gate.lost(reader, NOW_S)
+    gate.may_read(transcript, budget.tail_bytes)
+    for _ in range(20):
+        fill(make_transcript(budget), budget, SMALL.tail_bytes_max)
+    if window_bytes is None:
+        assert transcript.first_seq > 2
+    else:
+        assert seqs(subscribe(transcript, after=1)) == [2, 3, 4]
 
 
 def test_drop_never_waits() -> None:

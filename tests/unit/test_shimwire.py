@@ -12,6 +12,7 @@ from runnerd.protocol.shimwire import (
     Exited,
     Failed,
     Killed,
+    Killing,
     OomAdjRefused,
     Parked,
     ShimMessage,
@@ -55,8 +56,10 @@ def written(message: ShimMessage) -> str:  # noqa: PLR0911
             )
         case Signalled(signum, count, errno):
             return f"signalled {signum} {count} {errno}"
-        case Ending(grace_ms):
-            return f"ending {grace_ms}"
+        case Ending(grace_ms, leader):
+            return f"ending {grace_ms} {leader}"
+        case Killing():
+            return "killing"
         case Termed(total, gone, listed):
             return f"termed {total} {gone}{processes(listed)}"
         case Killed(total, listed):
@@ -74,7 +77,8 @@ MESSAGES: st.SearchStrategy[ShimMessage] = st.one_of(
     st.builds(Started, PID, st.none() | st.integers(-1000, 1000), NUMBER),
     st.builds(Exited, st.sampled_from(["exit", "kill", "dump"]), *[NUMBER] * 9),
     st.builds(Signalled, NUMBER, NUMBER, NUMBER),
-    st.builds(Ending, NUMBER),
+    st.builds(Ending, NUMBER, st.sampled_from(["gone", "default", "caught"])),
+    st.just(Killing()),
     PROCESSES.flatmap(lambda p: st.builds(Termed, st.integers(len(p), 9999), NUMBER, st.just(p))),
     PROCESSES.flatmap(lambda p: st.builds(Killed, st.integers(len(p), 9999), st.just(p))),
     st.lists(SURVIVOR, max_size=200).map(lambda s: Survivors(len(s), tuple(s))),

@@ -138,7 +138,7 @@ def test_once_the_command_stopped_reading_everything_is_refused() -> None:
 def test_no_room_takes_nothing() -> None:
     queue = StdinQueue()
     for room in (0, -5):
-        assert queue.offer(b"abc", offset=0, eof=False, room_bytes=room) == 3
+        assert queue.offer(b"abcdefgh", offset=0, eof=False, room_bytes=room) == 8
     assert queue.accepted_bytes == queue.queued_bytes == 0
     assert queue.head() is None
 

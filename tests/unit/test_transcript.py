@@ -321,6 +321,19 @@ def test_sequences_end_with_exited_and_closed() -> None:
     assert (transcript.last_seq, transcript.last_output_seq) == (3, 1)
 
 
+def test_a_long_life_keeps_its_numbers_and_no_trace_of_what_is_gone() -> None:
+    """The list behind a transcript is compacted now and then; no reader may notice."""
+    budget = TailBudget(SMALL)
+    writer = Writer(budget)
+    for at in range(1, 1001):
+        writer.written[at % 2] += b"%d," % at
+        writer.given.append(writer.transcript.append(at % 2, b"%d," % at))
+        if at % 7 == 0:
+            writer.check()
+    assert writer.transcript.first_seq > 900
+    assert len(writer.transcript._records) < 200
+
+
 def test_an_empty_chunk_is_no_record() -> None:
     with pytest.raises(AssertionError):
         make_transcript().append(0, b"")

@@ -1,0 +1,115 @@
+"""The two methods that are about an exec's end: exec.cancel brings it, exec.wait waits for it."""
+
+from __future__ import annotations
+
+import time
+
+from runnerd.core.life import State
+from runnerd.protocol.answers import CancelAnswer, Exit
+from runnerd.protocol.errors import RequestError
+from runnerd.protocol.requests import ExecCancel, ExecWait
+
+from .calls import Call
+from .running import Running
+
+
+def cancel(call: Call, params: ExecCancel) -> None:
+    """End an exec; answered once all is gone, the survivors are known, or ending has begun."""
+    service = call.service
+    running = service.running.get(params.exec_id)
+    if running is None:
+        if not params.tombstone:
+            raise RequestError("exec_unknown", f"there is no exec '{params.exec_id}'")
+        service.registry.bury(params.exec_id, time.monotonic())
+        call.answer(CancelAnswer(outcome="tombstoned"))
+        return
+    its_exec = running.exec
+    if its_exec.state is State.CLOSED:
+        call.answer(
+            CancelAnswer(outcome="already_ended", receipt=its_exec.receipt, exit=its_exec.exit)
+        )
+        return
+    running.end("cancelled", params.grace_s)
+
+    @call.later
+    def check() -> None:
+        answer = _cancel_answer(running, wait=params.wait)
+        if answer is None:
+            running.when_ended(check)
+        else:
+            call.answer(answer)
+
+    check()
+
+
+def _cancel_answer(running: Running, *, wait: bool) -> CancelAnswer | None:
+    its_exec = running.exec
+    if not its_exec.is_live:
+        return CancelAnswer(outcome="ended", receipt=its_exec.receipt, exit=its_exec.exit)
+    if its_exec.survivors:
+        return CancelAnswer(outcome="survivors", receipt=its_exec.receipt, exit=its_exec.exit)
+    if not wait and running.end_confirmed:
+        return CancelAnswer(outcome="ending", receipt=its_exec.receipt, exit=its_exec.exit)
+    return None
+
+
+def wait(call: Call, params: ExecWait) -> None:
+    """Wait for an exec's end."""
+    running = call.service.known(params.exec_id)
+    waiting = Waiting(call, running, params)
+    waiting.check()
+
+
+class Waiting:
+    """One exec.wait: answered by the end it waits for or by its timeout, whichever is first."""
+
+    def __init__(self, call: Call, running: Running, params: ExecWait) -> None:
+        self._call = call
+        self._running = running
+        self._until = params.until
+        self._done = False
+        self._timer = None
+        # Made once: what is to be forgotten later must be the same object.
+        self._on_exit = call.later(self._finish)
+        self._on_end = call.later(self.check)
+        call.connection.waiting.add(self)
+        if params.timeout_s is not None:
+            self._timer = call.service.poller.call_at(
+                time.monotonic() + params.timeout_s, self, call.later(self._timed_out)
+            )
+
+    def stray(self, error: Exception) -> None:
+        """See Owner; never called, since everything given away is guarded already."""
+        self._call.service.stray(error, "request", method="exec.wait")
+
+    def abandon(self) -> None:
+        """Nobody is there any more to be answered: leave nothing with the exec."""
+        self._done = True
+        self._running.forget_waiter(self._on_exit)
+        self._running.forget_waiter(self._on_end)
+        self._call.connection.waiting.discard(self)
+        if self._timer is not None:
+            self._timer.cancel()
+
+    def check(self) -> None:
+        """Answer if it is time, else wait on."""
+        its_exec = self._running.exec
+        if self._done:
+            return
+        if its_exec.exit is not None and (self._until == "exited" or not its_exec.is_live):
+            self._finish(its_exec.exit)
+        elif self._until == "exited":
+            self._running.when_exited(self._on_exit)
+        else:
+            self._running.when_ended(self._on_end)
+
+    def _finish(self, outcome: Exit | RequestError) -> None:
+        if self._done:
+            return
+        self.abandon()
+        self._call.answer(outcome)
+
+    def _timed_out(self) -> None:
+        self._finish(
+            RequestError("wait_timeout", f"exec '{self._running.exec.exec_id}' has not ended yet")
+        )
