@@ -16,7 +16,7 @@ from typing import Final, Literal, NamedTuple
 
 from runnerd.protocol.errors import RequestError
 
-from .bounds import CHUNK_BYTES, RECORD_COST_BYTES
+from .bounds import CHUNK_BYTES, RECORD_COST_BYTES, UNACKED_RECORDS_MAX
 from .transcript import STREAMS, Record, StreamName, Transcript
 
 _TAIL_RECORDS: Final = 4
@@ -137,8 +137,11 @@ class Subscription:
         return self._next_terminal()
 
     def _fits(self, size: int) -> bool:
-        # A window smaller than one chunk still lets one through, or it would stall for good.
+        # A window smaller than one chunk still lets one through, or it would stall for good. A
+        # huge one of tiny records is bounded by their number: each costs memory here.
         window = self._window_bytes
+        if len(self._unacked) >= UNACKED_RECORDS_MAX:
+            return False
         return window is None or not self._unacked_bytes or self._unacked_bytes + size <= window
 
     def _pass_gap(self) -> Gap | None:

@@ -7,6 +7,7 @@ happen uncounted.
 
 from __future__ import annotations
 
+import errno
 import functools
 import time
 from collections.abc import Callable
@@ -146,7 +147,7 @@ class Running:
                 self._starting.failed(message)
             case Signalled():
                 if self._signal_waiters:
-                    self._signal_waiters.pop(0)(message.count)
+                    self._signal_waiters.pop(0)(outcome_of(message))
             case OomAdjRefused():
                 self._service.log.warning(
                     "oom_score_adj_refused", exec_id=self.exec.exec_id, errno=message.errno
@@ -484,6 +485,13 @@ class Running:
             self.end("internal", 0.0)
         if self.exec.state in (State.DRAINING, State.DRAINING_EMPTY) and self._strays <= _RETRIES:
             self._timers.arm("drain", time.monotonic(), self._drained)
+
+
+def outcome_of(message: Signalled) -> int | RequestError:
+    """Return how many got a signal, or why nobody did."""
+    if message.count or message.errno != errno.EPERM:
+        return message.count
+    return RequestError("not_permitted", "the daemon's user may not signal that process")
 
 
 def status_of(message: Exited) -> ExitStatus:

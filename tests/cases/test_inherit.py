@@ -94,14 +94,14 @@ def test_c35_nobody_but_the_daemon_holds_the_socket(start_daemon: Daemons) -> No
     needs.root()
     ss = needs.program("ss", "iproute2")
     word = mark(1000)
-    first = start_daemon()
+    fresh_s, first = timed(start_daemon)
     with first.connect() as client:
         client.run(["sh", "-c", f"setsid sleep {word} >/dev/null 2>&1 &"])
         wait_for(lambda: marked(word))
         first.kill()
     took_s, second = timed(lambda: RunnerdProcess(Path(first.socket_path).parent))
     try:
-        assert took_s < 1.0 * ROOM
+        assert took_s < fresh_s + 1.0 * ROOM  # a start's own time apart
         with second.connect() as client:
             assert client.run(["true"]).exit.code == 0
         listed = subprocess.run([ss, "-xlp"], capture_output=True, text=True, check=True).stdout

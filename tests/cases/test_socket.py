@@ -102,13 +102,13 @@ def test_c128_of_many_that_start_at_once_one_serves(tmp_path: Path) -> None:
 
 def test_c129_a_stale_socket_is_replaced(start_daemon: Daemons) -> None:
     """After kill -9 the next daemon serves the same path within a second."""
-    first = start_daemon()
+    fresh_s, first = timed(start_daemon)
     path = Path(first.socket_path)
     first.kill()
     assert stat.S_ISSOCK(path.lstat().st_mode)
     took_s, second = timed(lambda: RunnerdProcess(path.parent))
     try:
-        assert took_s < 1.0 * ROOM
+        assert took_s < fresh_s + 1.0 * ROOM  # a start's own time apart
         with second.connect() as client:
             assert client.run(["true"]).exit.code == 0
     finally:

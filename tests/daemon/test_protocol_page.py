@@ -45,7 +45,7 @@ NOT_PLAYED: Final = {
     "unauthorized": "needs a peer of another user",
     "peer_refused": "needs a peer that is a command",
     "peer_gone": "needs a peer that is gone",
-    "not_permitted": "not given yet",
+    "not_permitted": "needs a process of another user",
     "start_timeout": "needs a start that hangs",
     "stopping": "needs a request within the stop",
     "internal": "needs a defect",

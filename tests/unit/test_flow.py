@@ -7,6 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
+from runnerd.core import flow
 from runnerd.core.bounds import RECORD_COST_BYTES, Bounds
 from runnerd.core.flow import Gap, Gate, Subscription, Terminal, chunk_bytes
 from runnerd.core.transcript import Record, StreamName, TailBudget, Transcript
@@ -279,6 +280,17 @@ def test_a_window_smaller_than_a_chunk_still_lets_one_through() -> None:
         assert seqs(subscription) == [seq]
         subscription.ack(seq)
     assert subscription.next_item() is None
+
+
+def test_a_huge_window_is_bounded_by_the_number_of_its_records(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A reader that never acknowledges must not make the daemon remember records without end."""
+    monkeypatch.setattr(flow, "UNACKED_RECORDS_MAX", 2)
+    subscription = subscribe(three_records(), window_bytes=2**40)
+    assert seqs(subscription) == [1, 2]
+    subscription.ack(1)
+    assert seqs(subscription) == [3]
 
 
 def test_a_gap_exited_and_closed_ignore_the_window() -> None:
