@@ -30,7 +30,7 @@ from tests.daemon.looking import (
     tree_of,
 )
 from tests.harness import REPOSITORY, RunnerdProcess, descendants, wait_for
-from tests.raw import RawClient, RawError
+from tests.raw import ClosedError, RawClient, RawError
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -506,6 +506,9 @@ def test_an_uncaught_error_takes_the_stop_path_and_exits_70(
         assert not Path(daemon.socket_path).exists()
         assert not Path(daemon.socket_path + ".lock").exists()
         if not what.startswith("loop") and what != "poller, every time":
+            with contextlib.suppress(ClosedError):  # all it was told, in whatever order
+                while True:
+                    watcher.receive(5)
             assert watcher.note("exec.exited", "e", 5)["exit"]["reason"] == "stopped"
             assert [note["params"]["cause"] for note in watcher.notes
                     if note["method"] == "daemon.stopping"] == ["error"]  # fmt: skip
