@@ -298,7 +298,7 @@ static void reap(void);
 static void end_tree(int64_t grace_ms)
 {
     struct line line = {.used = 0};
-    int64_t now = now_ms();
+    int64_t now = grace_ms > 0 ? now_ms_up() : now_ms();
     bool first = ladder == AT_REST;
 
     reap(); /* an exit that came before the end is told before it, and so is nobody's doing */
@@ -332,7 +332,7 @@ static void climb_ladder(void)
         put(&line, "killing"); /* before the first KILL, so that an exit by it is known as ours */
         say(&line);
         ladder = KILLING;
-        survivors_at_ms = now + KILL_BOUND_MS;
+        survivors_at_ms = now_ms_up() + KILL_BOUND_MS;
     }
     if (ladder == KILLING) {
         round_at_ms = kill_round() ? now : now + KILL_ROUND_MS;

@@ -29,6 +29,9 @@ static int64_t now_ns(void)
 
 static int64_t now_ms(void) { return now_ns() / 1000000; }
 
+/* For a time to come: rounded down it would come up to a millisecond early. */
+static int64_t now_ms_up(void) { return (now_ns() + 999999) / 1000000; }
+
 struct line {
     size_t used;
     char text[LINE_BYTES];
