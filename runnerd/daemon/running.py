@@ -103,7 +103,7 @@ class Running:
         self._status: ExitStatus | None = None  # as reported, whatever became of it
         self._strays = 0
         self._asked_score = params.oom_score_adj
-        self._on_start = on_start
+        self._on_start: Callable[[Running | RequestError], None] | None = on_start
         self._starting = Starting(
             service,
             its_exec,
@@ -129,7 +129,11 @@ class Running:
             RequestError: start_failed, with nothing left.
         """
         self._shim, self._pipes = self._starting.launch(self._take_message, self._shim_lost)
-        self._ender = ShimEnder(self.exec, self._shim, self._poller, self)
+        try:
+            self._ender = ShimEnder(self.exec, self._shim, self._poller, self)
+        except BaseException:
+            self._starting.drop()
+            raise
 
     def when_started(self, call: Callable[[], None]) -> bool:
         """Call later, once it is known how the start ended; False where it is known already."""
@@ -200,8 +204,10 @@ class Running:
         self._starting.run_waiting()
 
     def _start_known(self, error: RequestError | None) -> None:
+        # Let go of: it holds the request, whose environment may have megabytes.
+        on_start, self._on_start = self._on_start, None
         each_of(
-            lambda: self._on_start(self if error is None else error),
+            lambda: None if on_start is None else on_start(self if error is None else error),
             lambda: None if error is None else self._end_changed(),
         )
 

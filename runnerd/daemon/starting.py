@@ -80,8 +80,7 @@ class Starting:
             self._timers.arm("start", now_s + START_TIMEOUT_S, self._timed_out)
             self._exec.spawned(time.monotonic())
         except BaseException:
-            self._timers.cancel("start")
-            self._drop()
+            self.drop()
             raise
         return shim, pipes
 
@@ -89,6 +88,7 @@ class Starting:
         """Execve succeeded: answer the start."""
         self._timers.cancel("start")
         self._params = None  # argv and env may have megabytes, and the command has them now
+        self.shim = self.pipes = None
         self._tell(None)
 
     def failed(self, message: Failed) -> None:
@@ -128,12 +128,14 @@ class Starting:
         each_of(
             lambda: self._service.forget(self._exec),
             lambda: self._service.observe_start_failed(self._exec, error),
-            self._drop,
+            self.drop,
             lambda: self._tell(error),
             self.run_waiting,
         )
 
-    def _drop(self) -> None:
+    def drop(self) -> None:
+        """Leave nothing of it: neither pipes nor a process."""
+        self._timers.cancel("start")
         if self.pipes is not None:
             self.pipes.close()
         if self.shim is not None:
