@@ -336,12 +336,15 @@ def test_the_twin_without_a_subreaper_loses_them(start: Start) -> None:
     shim.start(job("sh", "-c", "setsid sleep 1009 & echo"))
     shim.wait_for(Exited)
     shim.wait_for(Empty)  # and yet it lives, as a child of this test process
-    lost = [
-        pid for pid in children(os.getpid()) if b"1009" in Path(f"/proc/{pid}/cmdline").read_bytes()
-    ]
-    assert len(lost) == 1
-    os.kill(lost[0], signal.SIGKILL)
-    os.waitpid(lost[0], 0)
+
+    def lost() -> list[int]:  # its command line is empty for a moment, while it execs
+        return [pid for pid in children(os.getpid()) if proc_field(pid, "Name") == "sleep"]
+
+    wait_until(lambda: len(lost()) == 1)
+    (pid,) = lost()
+    assert b"1009" in Path(f"/proc/{pid}/cmdline").read_bytes()
+    os.kill(pid, signal.SIGKILL)
+    os.waitpid(pid, 0)
 
 
 @pytest.mark.parametrize("program", [["runner"], ["spreader", "10000"]])
