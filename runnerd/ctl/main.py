@@ -97,7 +97,7 @@ def build_parser(words: Sequence[str]) -> argparse.ArgumentParser:
         if name in named:
             module = importlib.import_module(f".{module_name}", __package__)
             module.arguments(command)
-            command.set_defaults(main=module.main)
+            command.set_defaults(main=module.main, parser=command)
     return parser
 
 
@@ -105,7 +105,10 @@ def main(words: Sequence[str] | None = None) -> int:
     """Run the command line and return its exit code; see endings for what each means."""
     words = sys.argv[1:] if words is None else words
     parser = build_parser(words)
-    options = parser.parse_args(words)
+    options, unknown = parser.parse_known_args(words)
+    if unknown:
+        # As parse_args would, but with the hint at the subcommand's own help.
+        getattr(options, "parser", parser).error(f"unrecognized arguments: {' '.join(unknown)}")
     if options.version:
         from runnerd import __version__  # noqa: PLC0415
 

@@ -132,6 +132,23 @@ def test_bad_usage_is_125_since_2_may_be_the_commands_code(
     assert capsys.readouterr().err.startswith("runnerctl: ")
 
 
+@pytest.mark.parametrize(
+    ("words", "program"),
+    [
+        (["run", "-x", "--", "a"], "runnerctl run"),
+        (["--socket", "/s", "ps", "-l"], "runnerctl ps"),
+        (["--nosuch"], "runnerctl"),
+    ],
+)
+def test_an_unknown_option_points_at_the_help_that_lists_the_options(
+    words: list[str], program: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit) as caught:
+        main(words)
+    assert caught.value.code == 125
+    assert capsys.readouterr().err.endswith(f"hint: {program} --help\n")
+
+
 @pytest.mark.parametrize("name", COMMANDS)
 def test_every_subcommand_explains_itself_with_an_example(
     name: str, capsys: pytest.CaptureFixture[str]
