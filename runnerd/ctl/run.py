@@ -163,6 +163,9 @@ def environment(settings: list[str], files: list[str]) -> dict[str, str | None]:
         for line in lines:
             text = line.strip("\r").lstrip()
             if text and not text.startswith("#"):
+                if re.search(r"\s", text.partition("=")[0]):
+                    # A file written for a shell, most often: `export A=1`.
+                    raise _usage(f"--env-file '{path}': '{text}' has white space in its name")
                 _set(found, text, f"--env-file '{path}'")
     for text in settings:
         _set(found, text, "-e")

@@ -85,6 +85,15 @@ def test_variables_come_from_here_files_and_options_in_this_order(
     }
 
 
+@pytest.mark.parametrize("line", ["export A=1", "A =1", "two words"])
+def test_a_file_written_for_a_shell_is_refused(tmp_path: Path, line: str) -> None:
+    file = tmp_path / "env"
+    file.write_text(f"GOOD=1\n{line}\n")
+    with pytest.raises(ClientError, match="white space") as caught:
+        environment([], [str(file)])
+    assert line in str(caught.value)
+
+
 @pytest.mark.parametrize(
     ("text", "expected"),
     [
