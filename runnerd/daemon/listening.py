@@ -66,7 +66,9 @@ class Listener:
         except FileExistsError:
             pass
         except OSError as error:
-            raise SocketError(f"cannot make directory '{folder}': {error.strerror}") from error
+            raise SocketError(
+                f"cannot make directory '{folder}': {error.strerror}; make it, or say --socket PATH"
+            ) from error
         try:
             status = folder.stat()
         except OSError as error:

@@ -220,6 +220,15 @@ def test_c130_a_name_without_an_owner_is_refused(path: str) -> None:
         assert "abstract" in done.stderr
 
 
+def test_a_folder_that_cannot_be_made_is_named_with_the_way_out(tmp_path: Path) -> None:
+    """/run/runnerd is out of reach of a plain user, who then learns of --socket."""
+    folder = tmp_path / "missing" / "folder"
+    done = _serve(str(folder / "s"))
+    assert done.returncode == EX_CANTCREAT
+    assert f"'{folder}'" in done.stderr
+    assert "--socket" in done.stderr
+
+
 HEAD = b'{"jsonrpc":"2.0","id":1,"method":"hello","params":'
 NOISE = {
     "no frame end": b"{" + b"x" * (8 << 20),
