@@ -31,6 +31,13 @@ _WHAT: Final = {
     ("cwd", "ENOTDIR"): "not a directory",
     ("cwd", "EACCES"): "not permitted to enter",
 }
+# Where the kind's own hint, that something must exist, would lead astray.
+_HINTS: Final = {
+    ("exec", "EACCES"): "the command's user must be allowed to execute it, and to reach it",
+    ("exec", "ENOEXEC"): "name the interpreter in front of it, or in a first line with #!",
+    ("exec", "E2BIG"): "pass less: by stdin, or in a file",
+    ("cwd", "EACCES"): "the command's user must be allowed to enter it, and to reach it",
+}
 
 
 class Launcher:
@@ -193,7 +200,13 @@ def start_failed(stage: str, number: int, message: str) -> RequestError:
     name = errno.errorcode.get(number, str(number))
     retryable = name in ("EAGAIN", "ENOMEM", "EMFILE", "ENFILE", "ETXTBSY")
     return RequestError(
-        "start_failed", message, stage=stage, errno=number, errno_name=name, retryable=retryable
+        "start_failed",
+        message,
+        stage=stage,
+        errno=number,
+        errno_name=name,
+        retryable=retryable,
+        hint=_HINTS.get((stage, name)),
     )
 
 

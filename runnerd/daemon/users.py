@@ -70,7 +70,12 @@ def find_account(text: str) -> Account:
     switch: JobUser | None = JobUser(uid=uid, gid=gid, groups=groups)
     if not has_capability(CAP_SETUID):
         if uid != os.geteuid() or gid != os.getegid():
-            raise _refused("user", errno.EPERM, f"the daemon may not become '{text}'")
+            raise _refused(
+                "user",
+                errno.EPERM,
+                f"the daemon may not become '{text}'",
+                "for other users runnerd runs as root, with CAP_SETUID and CAP_SETGID",
+            )
         switch = None
     return Account(
         switch=switch,
@@ -106,7 +111,12 @@ def _group(name: str) -> int | None:
         return None
 
 
-def _refused(stage: str, number: int, message: str) -> RequestError:
+def _refused(stage: str, number: int, message: str, hint: str | None = None) -> RequestError:
     return RequestError(
-        "start_failed", message, stage=stage, errno=number, errno_name=errno.errorcode[number]
+        "start_failed",
+        message,
+        stage=stage,
+        errno=number,
+        errno_name=errno.errorcode[number],
+        hint=hint,
     )

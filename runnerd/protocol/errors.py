@@ -97,7 +97,9 @@ KINDS: Final[dict[str, Kind]] = {
     ),
     "wait_timeout": Kind("daemon", RUNS_ON, "wait again: nothing was consumed", retryable=True),
     "busy": Kind("daemon", NOTHING, "wait for data.retry_after_s", retryable=True),
-    "draining": Kind("daemon", NOTHING, "the daemon takes no new work until daemon.undrain"),
+    "draining": Kind(
+        "daemon", NOTHING, "daemon.undrain, or runnerctl undrain, lets it take new work again"
+    ),
     "stopping": Kind("daemon", NOTHING, "the daemon is about to end"),
     "internal": Kind(
         "daemon",

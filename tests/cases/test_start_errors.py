@@ -106,7 +106,26 @@ def test_c102_a_daemon_that_may_not_switch_users_says_so(
         )
     with start_daemon(wrapper=wrapper).connect() as client:
         assert fault(client, ["pwd"], cwd="/tmp", user=stranger) == failed("user", "EPERM")
+        with pytest.raises(RemoteError, match="may not become") as caught:
+            client.start(["pwd"], user=stranger)
+        assert "CAP_SETUID" in (caught.value.hint or "")
         assert client.run(["pwd"], cwd="/tmp", user=str(os.geteuid())).stdout == b"/tmp\n"
+
+
+@pytest.mark.parametrize(
+    ("mode", "text", "word"),
+    [(0o644, "#!/bin/sh", "allowed"), (0o755, "no program", "#!")],
+)
+def test_the_hint_does_not_ask_for_what_is_there(
+    runnerd_daemon: RunnerdProcess, tmp_path: Path, mode: int, text: str, word: str
+) -> None:
+    """A program that exists and cannot be run: the hint says more than that it must exist."""
+    program = tmp_path / "program"
+    program.write_text(text)
+    program.chmod(mode)
+    with runnerd_daemon.connect() as client, pytest.raises(RemoteError) as caught:
+        client.start([str(program)])
+    assert word in (caught.value.hint or "")
 
 
 def test_c104_a_directory_that_went_away(
