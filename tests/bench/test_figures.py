@@ -3,7 +3,7 @@
 Noise of the machine comes in bursts, so a figure is the median over rounds in which both sides
 take turns, and a figure that misses is measured again, twice at most: what holds once with both
 sides measured side by side is not undone by a neighbour's burst. The last measurement is printed
-(`pytest -s -m bench`), and README.md quotes it.
+(`pytest -s -m bench`).
 """
 
 from __future__ import annotations
