@@ -296,7 +296,8 @@ def test_c110_a_missing_program_is_not_found_and_leaves_nothing(
                 done = client.run(["sh", "-c", "nope-cmd"], stdin=stdin)  # type: ignore[arg-type]
                 assert (done.exit.code, done.stdout) == (127, b"")
                 assert b"nope-cmd: not found" in done.stderr
-        assert all(each.state == "closed" for each in client.list_execs())
+        # An exit is told before its exec is closed, the last one's maybe only just.
+        wait_for(lambda: all(each.state == "closed" for each in client.list_execs()))
         assert client.info().live_execs == 0
         wait_for(lambda: client.info().parked_shims == 3)
         wait_for(lambda: metric(client, "process_open_fds") == before)
