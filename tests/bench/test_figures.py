@@ -8,6 +8,7 @@ sides measured side by side is not undone by a neighbour's burst. The last measu
 
 from __future__ import annotations
 
+import functools
 import os
 import socket
 import statistics
@@ -16,7 +17,7 @@ import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import Final
+from typing import Final, Self
 
 import pytest
 
@@ -24,7 +25,7 @@ from runnerd.protocol.answers import OutputNote
 from runnerd.protocol.codec import Codec, Incoming
 from runnerd.protocol.framing import Encoding, FrameSplitter
 from runnerd.protocol.requests import Attach, ExecCancel, ExecStart, Hello
-from tests.harness import RunnerdProcess, descendants, wait_for
+from tests.harness import REPOSITORY, RunnerdProcess, descendants, wait_for
 
 pytestmark = pytest.mark.bench
 
@@ -56,6 +57,12 @@ class Pipeline:
         self._id = 0
         self.send("hello", Hello(protocol=[1]))
         self.receive()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._sock.close()
 
     def send(self, method: str, params: Hello | ExecStart | ExecCancel) -> None:
         self._id += 1
@@ -91,14 +98,13 @@ def spawn_true() -> None:
 
 
 def test_an_exec_costs_at_most_three_spawns(runnerd_daemon: RunnerdProcess) -> None:
-    client = Pipeline(runnerd_daemon.socket_path)
-
     def measure() -> float:
         ratios, lib = [], []
-        for _ in range(9):
-            floor_s = per_call(spawn_true, 60)
-            ratios.append(per_call(lambda: client.run(TRUE), 60) / floor_s)
-            lib.append(per_call(lambda: subprocess.run([TRUE], check=True), 30) / floor_s)
+        with Pipeline(runnerd_daemon.socket_path) as client:
+            for _ in range(9):
+                floor_s = per_call(spawn_true, 60)
+                ratios.append(per_call(functools.partial(client.run, TRUE), 60) / floor_s)
+                lib.append(per_call(lambda: subprocess.run([TRUE], check=True), 30) / floor_s)
         print(f"\nsubprocess.run / posix_spawn: {statistics.median(lib):.2f}")
         return statistics.median(ratios)
 
@@ -106,9 +112,7 @@ def test_an_exec_costs_at_most_three_spawns(runnerd_daemon: RunnerdProcess) -> N
 
 
 def test_700_execs_a_second_from_one_connection(runnerd_daemon: RunnerdProcess) -> None:
-    client = Pipeline(runnerd_daemon.socket_path)
-
-    def burst(count: int) -> float:
+    def burst(client: Pipeline, count: int) -> float:
         sent = done = 0
         began_s = time.perf_counter()
         while done < count:
@@ -118,11 +122,12 @@ def test_700_execs_a_second_from_one_connection(runnerd_daemon: RunnerdProcess) 
             done += client.receive().method == "exec.exited"
         return count / (time.perf_counter() - began_s)
 
-    figure(
-        "execs a second, pipelined",
-        lambda: statistics.median(burst(700) for _ in range(5)),
-        lambda value: value >= 700,
-    )
+    with Pipeline(runnerd_daemon.socket_path) as client:
+        figure(
+            "execs a second, pipelined",
+            lambda: statistics.median(burst(client, 700) for _ in range(5)),
+            lambda value: value >= 700,
+        )
 
 
 READER: Final = """
@@ -135,14 +140,14 @@ read_all({socket!r})
 
 def read_all(socket_path: str) -> None:
     """Be the client process of the throughput figure."""
-    client = Pipeline(socket_path)
-    client.send(
-        "exec.start", ExecStart(argv=["sh", "-c", f"yes | head -c {BYTES}"], attach=Attach())
-    )
     total = 0
-    while (message := client.receive()).method != "exec.exited":
-        if message.method == "exec.output":
-            total += len(client.codec.decode(message.params, OutputNote).data)
+    with Pipeline(socket_path) as client:
+        client.send(
+            "exec.start", ExecStart(argv=["sh", "-c", f"yes | head -c {BYTES}"], attach=Attach())
+        )
+        while (message := client.receive()).method != "exec.exited":
+            if message.method == "exec.output":
+                total += len(client.codec.decode(message.params, OutputNote).data)
     assert total == BYTES, total
 
 
@@ -240,7 +245,9 @@ def test_runnerctl_takes_at_most_five_bare_interpreters(
         subprocess.run([sys.executable, "-I", "-c", "pass"], check=True)
 
     def run_true() -> None:
-        assert runnerd_daemon.ctl("run", "--", TRUE, env=environment).returncode == 0
+        # Started as the bare one is: a preexec_fn would have this large process forked.
+        words = runnerd_daemon.ctl_words("run", "--", TRUE)
+        subprocess.run(words, check=True, env=environment, cwd=REPOSITORY)
 
     def measure() -> float:
         run_true()

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import shutil
 import signal
 import subprocess
 import sys
@@ -305,9 +304,11 @@ def test_orphans_of_no_exec_are_reaped_and_never_signalled(
 
 
 def is_python(pid: int) -> bool:
-    return shutil.which("python") is not None and "-c" in Path(
-        f"/proc/{pid}/cmdline"
-    ).read_bytes().decode().split("\0")
+    try:
+        words = Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0")
+    except OSError:  # one that came and went
+        return False
+    return b"-c" in words
 
 
 def inner_pids(pids: set[int]) -> set[int]:
