@@ -132,11 +132,11 @@ class Session:
             # What was under way when the daemon read this is no violation, and no news either.
             self._detached.add(params.subscription)
             self.subscriptions.pop(params.subscription, None)
-        return request_id, framed
+        return request_id, bytes(framed)
 
     def ack(self, subscription: int, seq: int) -> bytes:
         """Make the one notification a client sends: output up to `seq` has been taken."""
-        return self._codec.note("exec.ack", ExecAck(subscription=subscription, seq=seq))
+        return bytes(self._codec.note("exec.ack", ExecAck(subscription=subscription, seq=seq)))
 
     def receive(self, data: bytes | bytearray | memoryview) -> list[Event]:
         """Take bytes from the daemon.

@@ -11,15 +11,6 @@ import os
 import sys
 from typing import TYPE_CHECKING, Final
 
-# msgspec takes its type hints from typing_extensions where that happens to be installed, and
-# from typing otherwise; on our Pythons they are the same. typing_extensions loads inspect, dis
-# and ast, an eighth of all of runnerctl's own time.
-if "typing_extensions" not in sys.modules:
-    sys.modules["typing_extensions"] = None  # type: ignore[assignment]
-    import msgspec  # noqa: F401
-
-    del sys.modules["typing_extensions"]
-
 from .endings import REFUSED, error_code, say, say_error
 
 if TYPE_CHECKING:

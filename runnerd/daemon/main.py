@@ -9,6 +9,8 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, NoReturn
 
+import runnerd.protocol  # noqa: F401 - first of all: it has msgspec imported cheaply
+
 from .guard import CAUSE_ERROR, Guard, set_up_guard
 
 if TYPE_CHECKING:

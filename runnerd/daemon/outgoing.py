@@ -60,10 +60,10 @@ class Outgoing:
         self._sock = sock
         self._number = number
         self._on_gone = on_gone
-        self._outbox: deque[bytes] = deque()
+        self._outbox: deque[bytearray] = deque()
         self._outbox_bytes = 0
         self._ready: dict[Subscription, None] = {}
-        self._rest: list[bytes | memoryview] = []  # of a batch that did not fit the socket
+        self._rest: list[bytearray | memoryview] = []  # of a batch that did not fit the socket
         self._is_slow = False
         self._is_last = False
         self._is_refused = False
@@ -75,7 +75,7 @@ class Outgoing:
         self._service.stray(error, "connection", connection=self._number)
         self._on_gone()
 
-    def send(self, message: bytes) -> None:
+    def send(self, message: bytearray) -> None:
         """Queue a message, before all output."""
         if self._is_refused or self._sock.fileno() < 0:
             return
@@ -189,8 +189,8 @@ class Outgoing:
         self.subscriptions.clear()
         return held
 
-    def _next_batch(self) -> list[bytes]:
-        batch: list[bytes] = []
+    def _next_batch(self) -> list[bytearray]:
+        batch: list[bytearray] = []
         size = 0
         while self._outbox and size < _BATCH_BYTES and len(batch) < _IOV_MAX:
             message = self._outbox.popleft()
@@ -206,7 +206,9 @@ class Outgoing:
             size += self._take_turn(subscription, found[1], batch)
         return batch
 
-    def _take_turn(self, subscription: Subscription, running: Running, batch: list[bytes]) -> int:
+    def _take_turn(
+        self, subscription: Subscription, running: Running, batch: list[bytearray]
+    ) -> int:
         size = 0
         for _ in range(_TURN_RECORDS):
             item = subscription.next_item()
@@ -226,7 +228,7 @@ class Outgoing:
 
     def _encode(
         self, subscription: Subscription, running: Running, item: Record | Gap | Terminal
-    ) -> bytes:
+    ) -> bytearray:
         codec, its_exec, number = self.codec, running.exec, subscription.number
         assert codec is not None
         match item:

@@ -13,7 +13,7 @@ from typing import Annotated, Any, Final, TypeVar, get_type_hints
 import msgspec
 
 from .errors import ErrorBody, RequestError, invalid
-from .framing import Encoding, frame
+from .framing import HEADER_BYTES, Encoding
 from .refusal import envelope_reason, refusal, unparsed_reason
 
 T = TypeVar("T", bound=msgspec.Struct)
@@ -79,7 +79,7 @@ class Codec:
         self.encoding = encoding
         self._is_binary = encoding is Encoding.MSGPACK
         self._module: Any = msgspec.msgpack if self._is_binary else msgspec.json
-        self._encode = self._module.Encoder().encode
+        self._encode_into = self._module.Encoder().encode_into
         self._request = self._module.Decoder(Request)
         self._incoming = self._module.Decoder(Incoming)
         self._decoders: dict[type[msgspec.Struct], Any] = {}
@@ -141,24 +141,33 @@ class Codec:
         message: Incoming = _decoded(self._incoming, payload)
         return message
 
-    def call(self, request_id: RequestId, method: str, params: msgspec.Struct) -> bytes:
+    def call(self, request_id: RequestId, method: str, params: msgspec.Struct) -> bytearray:
         """Encode and frame a request."""
         return self._framed(_Call(request_id, method, params))
 
-    def answer(self, request_id: RequestId | None, result: object) -> bytes:
+    def answer(self, request_id: RequestId | None, result: object) -> bytearray:
         """Encode and frame an answer."""
         return self._framed(_Answer(request_id, result))
 
-    def failure(self, request_id: RequestId | None, error: RequestError) -> bytes:
+    def failure(self, request_id: RequestId | None, error: RequestError) -> bytearray:
         """Encode and frame an error."""
         return self._framed(_Failure(request_id, error.body()))
 
-    def note(self, method: str, params: msgspec.Struct) -> bytes:
+    def note(self, method: str, params: msgspec.Struct) -> bytearray:
         """Encode and frame a notification."""
         return self._framed(_Note(method, params))
 
-    def _framed(self, message: msgspec.Struct) -> bytes:
-        return frame(self._encode(message), self.encoding)
+    def _framed(self, message: msgspec.Struct) -> bytearray:
+        # Encoded behind the room for its header: a chunk of output is copied once, not twice.
+        if self.encoding is Encoding.MSGPACK:
+            buffer = bytearray(HEADER_BYTES)
+            self._encode_into(message, buffer, HEADER_BYTES)
+            buffer[:HEADER_BYTES] = (len(buffer) - HEADER_BYTES).to_bytes(HEADER_BYTES, "big")
+        else:
+            buffer = bytearray()
+            self._encode_into(message, buffer)
+            buffer += b"\n"
+        return buffer
 
     def _check_base64(self, raw: msgspec.Raw, params: msgspec.Struct) -> None:
         # msgspec accepts a last character whose spare bits are set, so that many texts would mean

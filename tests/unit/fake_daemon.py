@@ -114,7 +114,7 @@ class Peer:
     def note(self, method: str, note: msgspec.Struct) -> None:
         self.send(self.codec.note(method, note))
 
-    def send(self, data: bytes) -> None:
+    def send(self, data: bytes | bytearray) -> None:
         with contextlib.suppress(OSError):
             self.connection.sendall(data)
 

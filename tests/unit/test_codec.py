@@ -37,7 +37,7 @@ request_ids = st.integers(INT_MIN, INT_MAX) | st.text(
 codecs = pytest.mark.parametrize("codec", CODECS, ids=lambda codec: codec.encoding.value)
 
 
-def unframed(codec: Codec, data: bytes) -> bytes:
+def unframed(codec: Codec, data: bytes | bytearray) -> bytes:
     splitter = FrameSplitter(encoding=codec.encoding)
     splitter.feed(data)
     payload = splitter.next_frame()
