@@ -245,6 +245,34 @@ def test_a_stray_deadline_signal_ends_nothing(guarded: Callable[..., Guarded]) -
     assert one.stdout.readline() == b"on\n"
 
 
+FORGE = """
+def forge(pid, number, code):  # a siginfo that says: sent by pid 1
+    info = struct.pack("iiiiiI", number, 0, code, 0, 1, 0).ljust(128, b"\\0")
+    call = {"x86_64": 129, "aarch64": 138}[os.uname().machine]
+    assert ctypes.CDLL(None).syscall(call, pid, number, info) == 0
+"""
+
+
+@pytest.mark.parametrize("code", [-1, -2, -60])
+def test_a_sender_that_names_itself_is_not_believed(
+    guarded: Callable[..., Guarded], code: int
+) -> None:
+    """rt_sigqueueinfo(2) lets a descendant say that it is anyone, and that a timer sent it."""
+    one = guarded(
+        f"import struct\n{FORGE}\nready()\nme, pid = os.getpid(), os.fork()\n"
+        f"if pid == 0:\n    forge(me, 15, {code})\n    time.sleep(60)\n{REPORT}"
+    )
+    assert one.stdout.readline() == b"0 1 15 False\n"
+
+
+def test_a_forged_timer_does_not_cut_the_deadline_short(guarded: Callable[..., Guarded]) -> None:
+    one = guarded(
+        f"import struct\n{FORGE}\nready()\nos.read(woken, 9)\n"
+        "for _ in range(9): forge(os.getpid(), 62, -2)\nstuck()"
+    )
+    one.ends_in_time(0, one.term())
+
+
 def test_nohup_is_kept(guard_object: Path) -> None:
     code = PRELUDE + "ready()\nos.kill(os.getpid(), 1)\nprint(value('armed'), flush=True)"
     shell = "trap '' HUP; exec \"$@\""
