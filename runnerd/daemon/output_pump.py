@@ -13,13 +13,16 @@ import time
 from collections.abc import Callable
 from typing import Literal
 
+from runnerd.core.bounds import CHUNK_BYTES
 from runnerd.core.execs import Exec
 from runnerd.core.flow import chunk_bytes
 
-from .pipes import Pipes, bytes_waiting
+from .pipes import BigPipes, Pipes, bytes_waiting
 from .poller import EPOLLIN, Owner, Poller, Timer
 
 _DISCARD_PAUSE_S = 0.05  # 64 KiB each: leftovers write 1.3 MB/s at most, at 20 wake-ups a second
+_READS_MAX = 4  # of one pipe in a turn, while each finds a whole chunk
+_BULK_READS = 16  # whole chunks after which a stream is a bulk one
 _STREAMS: tuple[Literal[0], Literal[1]] = (0, 1)
 
 
@@ -33,6 +36,7 @@ class OutputPump:
         owner: Who is told of a failure.
         on_output: Called after records were added.
         on_eof: Called once both pipes are at EOF.
+        big_pipes: Where a bulk stream gets a bigger pipe.
     """
 
     def __init__(
@@ -45,6 +49,7 @@ class OutputPump:
         owner: Owner,
         on_output: Callable[[], None],
         on_eof: Callable[[], None],
+        big_pipes: BigPipes,
     ) -> None:
         self._exec = its_exec
         self._pipes = pipes
@@ -53,6 +58,9 @@ class OutputPump:
         self._owner = owner
         self._on_output = on_output
         self._on_eof = on_eof
+        self._big_pipes = big_pipes
+        self._whole_chunks = [0, 0]
+        self._is_big = [False, False]
         self._watching = [False, False]
         self._discarding = False
         self._resume: Timer | None = None
@@ -103,7 +111,9 @@ class OutputPump:
             self._unwatch(0)
             self._unwatch(1)
             return
-        self._read(stream)
+        for _ in range(_READS_MAX):
+            if self._read(stream) < CHUNK_BYTES or not self._may_read():
+                break
         if self.at_eof:
             self._on_eof()
 
@@ -121,6 +131,10 @@ class OutputPump:
             return 0
         self._exec.output(stream, data, time.monotonic())
         self._on_output()
+        if len(data) == CHUNK_BYTES:
+            self._whole_chunks[stream] += 1
+            if self._whole_chunks[stream] == _BULK_READS:
+                self._is_big[stream] = self._big_pipes.grow(fd)
         return len(data)
 
     def _close(self, stream: int) -> None:
@@ -129,6 +143,7 @@ class OutputPump:
             self._unwatch(stream)
             self._pipes.output[stream] = None
             os.close(fd)
+            self._big_pipes.given -= self._is_big[stream]
 
     def drain(self) -> bool:
         """Read all that is in the pipes now, whatever the gate says.

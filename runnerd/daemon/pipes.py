@@ -13,6 +13,9 @@ from runnerd.protocol.requests import ExecStart
 
 from .users import Account
 
+BIG_PIPE_BYTES: Final = 256 * 1024
+BIG_PIPES_MAX: Final = 32
+
 DEV_NULL: Final = os.open("/dev/null", os.O_RDWR | os.O_CLOEXEC)
 
 
@@ -83,6 +86,33 @@ class Pipes:
                 os.close(fd)
         self.stdin = None
         self.output = [None, None]
+
+
+class BigPipes:
+    """Give a few bulk streams bigger pipes.
+
+    A full pipe stops its writer until the daemon has been woken; one of four times the size lets
+    both go on, which is worth a fifth in throughput (DECISIONS.md). Only a few may have one: the
+    pages of pipes are counted against the user, beyond 16,384 of them new pipes become tiny, and
+    other processes of the user would pay for ours. Source: pipe(7), "/proc files".
+
+    Attributes:
+        given: How many are big now.
+    """
+
+    def __init__(self) -> None:
+        self.given = 0
+
+    def grow(self, fd: int) -> bool:
+        """Make a pipe bigger; False where it may not be."""
+        if self.given >= BIG_PIPES_MAX:
+            return False
+        try:
+            fcntl.fcntl(fd, fcntl.F_SETPIPE_SZ, BIG_PIPE_BYTES)
+        except OSError:  # over the user's limit, which is no reason to do anything else
+            return False
+        self.given += 1
+        return True
 
 
 def bytes_waiting(fd: int) -> int:

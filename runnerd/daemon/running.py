@@ -190,6 +190,7 @@ class Running:
             owner=self,
             on_output=self.readers.wake,
             on_eof=self._pipes_at_eof,
+            big_pipes=self._service.big_pipes,
         )
         if self.exec.stdin is not None:
             self._stdin = StdinPump(

@@ -25,6 +25,7 @@ from .guard import CAUSE_ERROR, CAUSE_STOP, Guard
 from .launcher import Launcher
 from .log import Log
 from .memory import OomCounter
+from .pipes import BigPipes
 from .poller import Poller
 from .reaper import Reaper
 from .running import Running
@@ -90,6 +91,7 @@ class Service:
         self.running: dict[str, Running] = {}
         self.connections: set[Connection] = set()
         self.stdin_totals = StdinTotals(bounds)
+        self.big_pipes = BigPipes()
         self.incarnation = secrets.token_hex(8)
         self.version = runnerd.__version__
         self.features = sorted(METHODS)
