@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import fcntl
 import os
+from pathlib import Path
 
 import pytest
 
@@ -55,5 +56,5 @@ def test_only_so_many_are_big_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_what_cannot_grow_stays_as_it_is() -> None:
-    with open("/dev/null", "rb") as no_pipe:
+    with Path("/dev/null").open("rb") as no_pipe:
         assert not BigPipes().grow(no_pipe.fileno())
