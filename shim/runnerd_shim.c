@@ -200,6 +200,23 @@ static void say_killed(void)
     say(&line);
 }
 
+/* The libcs leave out the fifth argument, the usage of a child that is not reaped yet. */
+static int peek(idtype_t whom, pid_t pid, siginfo_t *info, struct rusage *usage)
+{
+    info->si_pid = 0;
+    return (int)syscall(SYS_waitid, whom, pid, info, WEXITED | WNOHANG | WNOWAIT, usage);
+}
+
+/* A dead child that a process of somebody else's traces: it is hidden from us until that one lets
+ * go of it, its status too. */
+static bool is_withheld(const struct process *process)
+{
+    siginfo_t info;
+
+    return process->state == 'Z' && process->parent == self &&
+           peek(P_PID, process->pid, &info, NULL) == 0 && info.si_pid == 0;
+}
+
 static void say_survivors(void)
 {
     static struct line said;
@@ -210,7 +227,7 @@ static void say_survivors(void)
     for (size_t i = 0; i < tree_count; i++) {
         int error = signal_process(&tree[i], SIGKILL, 0);
 
-        if (error == ESRCH || ++total > LISTED_MAX)
+        if ((error == ESRCH && !is_withheld(&tree[i])) || ++total > LISTED_MAX)
             continue;
         put_word_number(&list, tree[i].pid);
         put(&list, error == EPERM ? ":user" : tree[i].state == 'D' ? ":D" : ":other");
@@ -438,15 +455,6 @@ static bool leader_ended(const siginfo_t *info, const struct rusage *usage)
     return true;
 }
 
-/* The libcs leave out the fifth argument, the usage of a child that is not reaped yet. */
-static int peek(idtype_t whom, siginfo_t *info, struct rusage *usage)
-{
-    const pid_t pid = whom == P_PID ? leader : 0;
-
-    info->si_pid = 0;
-    return (int)syscall(SYS_waitid, whom, pid, info, WEXITED | WNOHANG | WNOWAIT, usage);
-}
-
 /* With the exit untold the peek would find the leader for ever, so the others are reaped from a
  * list. When nothing but the leader is left, it is given LEAVE_WAIT_MS and then left to runnerd. */
 static void reap_others(void)
@@ -472,7 +480,7 @@ static void reap(void)
     if (hold_until_ms && leader_reaped)
         return;
     for (;;) {
-        if (peek(hold_until_ms ? P_PID : P_ALL, &info, &usage) < 0) {
+        if (peek(hold_until_ms ? P_PID : P_ALL, leader, &info, &usage) < 0) {
             if (errno == EINTR)
                 continue;
             if (errno == ECHILD && !hold_until_ms)
@@ -734,6 +742,7 @@ int main(void)
     if (getsockopt(CONTROL_FD, SOL_SOCKET, SO_TYPE, &type, &type_bytes) < 0)
         return 100;
     set_signals(&while_waiting);
+    prctl(PR_SET_PDEATHSIG, SIGCONT, 0, 0, 0); /* stopped, it would not see the lifeline end */
     prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0); /* refused: what leaves the tree goes to runnerd */
     prctl(PR_SET_NAME, "runnerd-shim", 0, 0, 0);
     self = getpid();

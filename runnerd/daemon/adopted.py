@@ -1,11 +1,14 @@
 """End the tree of an exec whose shim is gone.
 
-The kernel gives a dead shim's descendants to the daemon, the next subreaper above them. Which
-of the daemon's children they are is not written anywhere: a process belongs to the exec if it is
-the command, is in its session, or carries at least the score the shim gave it, where only that
-gives such a score. Other orphans
-(children of a `docker exec` where runnerd is PID 1) are reaped by daemon/reaper.py and never
-signalled.
+The kernel gives a dead shim's descendants to the daemon, the next subreaper above them. Where
+nothing else can become a child of the daemon's, all of them belong to execs whose shims are gone.
+Where something else can (children of a `docker exec` where runnerd is PID 1; what a script left
+that became us), a process belongs to the exec if it is the command, is in its session, or carries
+at least the score the shim gave it, where only that gives such a score. Other orphans are reaped
+by daemon/reaper.py and never signalled.
+
+A tree is empty when nobody of it is left, not when nobody can be seen: no descriptor to look with
+means to look again, and a zombie that we cannot reap (another process traces it) is still there.
 
 Every signal goes through a pidfd that was checked, after it was opened, for start time and
 ancestry, or to a direct child not yet reaped.
@@ -18,7 +21,7 @@ import os
 import signal
 import time
 from collections.abc import Callable
-from typing import Final
+from typing import Final, Literal, NamedTuple
 
 from runnerd.core.bounds import KILL_ROUNDS_S
 from runnerd.core.execs import Exec
@@ -33,17 +36,54 @@ _ROUND_S: Final = 0.02
 _SURVIVOR_ROUND_S: Final = 1.0
 
 
+class Kin(NamedTuple):
+    """What tells an exec's processes from the daemon's other children.
+
+    Attributes:
+        is_shim: Says which of the daemon's children are shims.
+        is_command: Says which pids are commands that are known to live.
+        all_ours: Whether every child of the daemon's that is no shim came from an exec.
+        least_score: The oom_score_adj that only processes of commands have, or more; None where
+            it proves nothing.
+    """
+
+    is_shim: Callable[[int], bool]
+    is_command: Callable[[int], bool]
+    all_ours: bool
+    least_score: int | None
+
+    def is_of(self, leader: int, stat: Stat) -> bool:
+        """Say whether a child of the daemon's belongs to the exec of that command.
+
+        Raises:
+            OSError: If we cannot look.
+        """
+        if self.is_shim(stat.pid):
+            return False
+        if leader in (stat.pid, stat.session):
+            return True
+        if self.is_command(stat.pid) or self.is_command(stat.session):
+            return False  # another exec's, whose shim is lost as well
+        if self.all_ours:
+            return True
+        if self.least_score is None:
+            return False
+        try:
+            with open(f"/proc/{stat.pid}/oom_score_adj", "rb") as file:
+                return int(file.read()) >= self.least_score
+        except (FileNotFoundError, ProcessLookupError, PermissionError, ValueError):
+            return False
+
+
 class AdoptedTree:
     """What a dead shim left, ended by the daemon itself.
 
     Args:
         its_exec: The exec.
         leader: The command's pid, or the parked child's.
-        is_shim: Says which of the daemon's children are shims.
-        is_command: Says which pids are commands that are known to live.
-        least_score: The oom_score_adj that only processes of commands have, or more; None where
-            it proves nothing.
-        on_empty: Called when nothing is left.
+        kin: Tells its processes from others.
+        reap: Takes the statuses of all who have ended.
+        on_empty: Called once nothing is left.
         on_survivors: Called once KILL was in vain.
     """
 
@@ -54,9 +94,8 @@ class AdoptedTree:
         poller: Poller,
         owner: Owner,
         *,
-        is_shim: Callable[[int], bool],
-        is_command: Callable[[int], bool],
-        least_score: int | None,
+        kin: Kin,
+        reap: Callable[[], int],
         on_empty: Callable[[], None],
         on_survivors: Callable[[], None],
     ) -> None:
@@ -64,42 +103,37 @@ class AdoptedTree:
         self._leader = leader
         self._poller = poller
         self._owner = owner
-        self._is_shim = is_shim
-        self._is_command = is_command
-        self._least_score = least_score
+        self._kin = kin
+        self._reap = reap
         self._on_empty = on_empty
         self._on_survivors = on_survivors
         self._kill_at_s = 0.0
         self._bound_s = 0.0
+        self._is_over = False
         self._termed: set[tuple[int, int]] = set()
         self._killed: set[tuple[int, int]] = set()
+        # What the shim did is in the receipt, and its TERM is not repeated.
+        receipt = receipt_of(its_exec)
+        self._termed_before = {each.pid for each in receipt.termed}
         self._timer: Timer | None = None
 
     def members(self) -> list[Stat]:
-        """Return the processes of the exec that live now."""
-        me = os.getpid()
-        found: list[Stat] = []
-        for pid in children(me):
-            if self._is_shim(pid):
-                continue
-            stat = read_stat(pid)
-            if stat is not None and self._belongs(stat):
-                found += [stat, *tree(pid)]
-        return [stat for stat in found if stat.state not in "ZX"]
+        """Return the processes of the exec that live now.
 
-    def _belongs(self, stat: Stat) -> bool:
-        if self._leader in (stat.pid, stat.session):
-            return True
-        if self._is_command(stat.pid) or self._is_command(stat.session):
-            return False  # another exec's, whose shim is lost as well
-        if self._least_score is None:
-            return False
-        try:
-            with open(f"/proc/{stat.pid}/oom_score_adj", "rb") as file:
-                score = int(file.read())
-        except (OSError, ValueError):
-            return False
-        return score >= self._least_score
+        Raises:
+            OSError: If we cannot look.
+        """
+        return [stat for stat in self._present() if stat.state not in "ZX"]
+
+    def _present(self) -> list[Stat]:
+        """Return its living processes, and its dead ones that are for us to reap."""
+        found: list[Stat] = []
+        for pid in children(os.getpid()):
+            stat = read_stat(pid)
+            if stat is not None and self._kin.is_of(self._leader, stat):
+                found.append(stat)
+                found += [each for each in tree(pid) if each.state not in "ZX"]
+        return found
 
     def end(self, grace_s: float) -> None:
         """TERM to every member once, KILL in rounds after the grace; a later call only hastens."""
@@ -108,68 +142,111 @@ class AdoptedTree:
         self._kill_at_s = kill_at_s if not self._kill_at_s else min(self._kill_at_s, kill_at_s)
         self._bound_s = self._kill_at_s + KILL_ROUNDS_S
         if grace_s > 0:
-            for stat in self.members():
-                if (stat.pid, stat.start_ticks) not in self._termed:
-                    self._send(stat, signal.SIGTERM, self._termed)
-                    self._send(stat, signal.SIGCONT, None)
-        receipt_of(self._exec).termed_total = len(self._termed)
+            with contextlib.suppress(OSError):  # if we cannot look, the rounds go on
+                self._term_all()
         self._round()
+
+    def _term_all(self) -> None:
+        for stat in self.members():
+            if (stat.pid, stat.start_ticks) not in self._termed:
+                if stat.pid not in self._termed_before and self._send(stat, signal.SIGTERM):
+                    self._termed.add((stat.pid, stat.start_ticks))
+                    receipt = receipt_of(self._exec)
+                    receipt.termed_total += 1
+                    self._list(stat, receipt.termed)
+                self._send(stat, signal.SIGCONT)
 
     def _round(self) -> None:
         if self._timer is not None:
             self._timer.cancel()
+        if self._is_over:
+            return
         now_s = time.monotonic()
-        members = self.members()
-        if not members:
+        try:
+            left = self._look(now_s)
+        except OSError:
+            left = self._kill_unseen(now_s)
+        if left is None:
+            self._is_over = True
             self._on_empty()
             return
         pause_s = _ROUND_S
+        if now_s >= self._bound_s:
+            pause_s = _SURVIVOR_ROUND_S
+            self._note_survivors(left)
+        if not self._is_over:
+            self._timer = self._poller.call_at(now_s + pause_s, self._owner, self._round)
+
+    def _look(self, now_s: float) -> list[Survivor] | None:
+        """Kill whom we see, if it is time; returns who is left, None for nobody."""
+        present = self._present()
+        if all(stat.state in "ZX" for stat in present):
+            # The dead are not always reaped yet; whoever stays dead and ours is traced.
+            self._reap()
+            present = self._present()
+        if not present:
+            return None
         if now_s >= self._kill_at_s:
             self._exec.forced = True
-            for stat in members:
-                self._send(stat, signal.SIGKILL, self._killed)
-            if now_s >= self._bound_s:
-                self._note_survivors(members)
-                pause_s = _SURVIVOR_ROUND_S
-        self._timer = self._poller.call_at(now_s + pause_s, self._owner, self._round)
-
-    def _send(self, stat: Stat, number: int, done: set[tuple[int, int]] | None) -> None:
-        with contextlib.suppress(OSError):
-            if not send_signal(stat.pid, number, lambda: _is_still_ours(stat)):
-                return
-            if done is not None:
-                done.add((stat.pid, stat.start_ticks))
-        receipt = receipt_of(self._exec)
-        if done is self._killed and len(receipt.killed) < LISTED_MAX:
-            place = "group" if stat.pgrp == self._leader else "session"
-            if stat.session != self._leader:
-                place = "outside"
-            if all(each.pid != stat.pid for each in receipt.killed):
-                receipt.killed.append(
-                    ReceiptProcess(pid=stat.pid, place=place, found="children")  # type: ignore[arg-type]
-                )
-            receipt.killed_total = len(self._killed)
-
-    def _note_survivors(self, members: list[Stat]) -> None:
-        self._exec.survivors = receipt_of(self._exec).survivors = [
+            for stat in present:
+                if stat.state not in "ZX" and self._send(stat, signal.SIGKILL):
+                    self._note_killed(stat)
+        return [
             Survivor(
                 pid=stat.pid, reason="D" if stat.state == "D" else "other", command=stat.command
             )
-            for stat in members
+            for stat in present[:LISTED_MAX]
         ]
-        self._on_survivors()
+
+    def _kill_unseen(self, now_s: float) -> list[Survivor] | None:
+        """Do what can be done without a look: the command's group, as long as it is our child."""
+        try:
+            os.waitid(os.P_PID, self._leader, os.WEXITED | os.WNOHANG | os.WNOWAIT)
+        except ChildProcessError:
+            return []
+        if now_s >= self._kill_at_s:
+            self._exec.forced = True
+            with contextlib.suppress(OSError):
+                os.killpg(self._leader, signal.SIGKILL)
+        return [Survivor(pid=self._leader, reason="other", command=None)]
+
+    def _send(self, stat: Stat, number: int) -> bool:
+        with contextlib.suppress(OSError):
+            return send_signal(stat.pid, number, lambda: _is_still_ours(stat))
+        return False
+
+    def _note_killed(self, stat: Stat) -> None:
+        if (stat.pid, stat.start_ticks) not in self._killed:
+            self._killed.add((stat.pid, stat.start_ticks))
+            receipt = receipt_of(self._exec)
+            receipt.killed_total += 1
+            self._list(stat, receipt.killed)
+
+    def _list(self, stat: Stat, processes: list[ReceiptProcess]) -> None:
+        if len(processes) < LISTED_MAX:
+            place: Literal["group", "session", "outside"] = "outside"
+            if stat.session == self._leader:
+                place = "group" if stat.pgrp == self._leader else "session"
+            processes.append(ReceiptProcess(pid=stat.pid, place=place, found="children"))
+
+    def _note_survivors(self, left: list[Survivor]) -> None:
+        if left:
+            self._exec.survivors = receipt_of(self._exec).survivors = left
+            self._on_survivors()
 
     def signal(self, number: int, to: str) -> int:
-        """Send one signal to the command, its group or the tree; returns how many got it."""
-        sent: set[tuple[int, int]] = set()
-        for stat in self.members():
-            if (
-                to == "tree"
-                or (to == "command" and stat.pid == self._leader)
-                or (to == "group" and stat.pgrp == self._leader)
-            ):
-                self._send(stat, number, sent)
-        return len(sent)
+        """Send one signal to the command, its group or the tree; returns how many got it.
+
+        Raises:
+            OSError: If we cannot look.
+        """
+        return sum(
+            self._send(stat, number)
+            for stat in self.members()
+            if to == "tree"
+            or (to == "command" and stat.pid == self._leader)
+            or (to == "group" and stat.pgrp == self._leader)
+        )
 
 
 def _is_still_ours(stat: Stat) -> bool:

@@ -32,7 +32,7 @@ def exec_info(
     """
     its_exec = running.exec
     transcript, stdin = its_exec.transcript, its_exec.stdin
-    members: list[Stat] = []
+    members: list[Stat] | None = []
     lingers = its_exec.state in (State.DRAINING, State.LINGERING)
     if (usage and its_exec.is_live) or (holders and lingers):
         members = _members(running)
@@ -57,19 +57,23 @@ def exec_info(
         transcript=transcript.state,
         ending=its_exec.ending,
         survivors=its_exec.survivors,
-        holders=_holders(running, members) if holders and lingers else [],
+        holders=_holders(running, members) if holders and lingers and members else [],
         exit=its_exec.exit,
         closed=its_exec.closed,
-        usage=_usage(members) if usage else None,
+        usage=_usage(members) if usage and members is not None else None,
     )
 
 
-def _members(running: Running) -> list[Stat]:
-    adopted = running.adopted_members()
-    if adopted is not None:
-        return [stat for stat in map(read_stat, adopted) if stat is not None]
-    shim_pid = running.shim_pid
-    found = [] if shim_pid is None else tree(shim_pid)
+def _members(running: Running) -> list[Stat] | None:
+    """Return its living processes, None where we cannot look."""
+    try:
+        adopted = running.adopted_members()
+        if adopted is not None:
+            return adopted
+        shim_pid = running.shim_pid
+        found = [] if shim_pid is None else tree(shim_pid)
+    except OSError:
+        return None
     return [stat for stat in found if stat.state not in "ZX"]
 
 
@@ -97,8 +101,11 @@ def _holders(running: Running, members: list[Stat]) -> list[Holder]:
 
 
 def own_rss_bytes() -> int | None:
-    """Return the daemon's own resident set."""
-    stat = read_stat(os.getpid())
+    """Return the daemon's own resident set, None where we cannot look."""
+    try:
+        stat = read_stat(os.getpid())
+    except OSError:
+        return None
     return None if stat is None else stat.rss_bytes
 
 

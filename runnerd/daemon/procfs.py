@@ -1,20 +1,28 @@
-"""What /proc says about processes, read in a way that survives what they do meanwhile."""
+"""What /proc says about processes, read in a way that survives what they do meanwhile.
+
+A process that is gone is an answer. That we cannot look (no descriptor, no memory) is none: it is
+raised, or a tree would be called empty because nobody could see it.
+"""
 
 from __future__ import annotations
 
+import errno
 import os
 from typing import Final, NamedTuple
 
 _CLOCK_TICKS: Final = os.sysconf("SC_CLK_TCK")
 _PAGE_BYTES: Final = os.sysconf("SC_PAGE_SIZE")
 _ANCESTORS_MAX: Final = 4096
+_BLIND: Final = frozenset({errno.EMFILE, errno.ENFILE, errno.ENOMEM})
 
 
 class Stat(NamedTuple):
     """Fields of /proc/PID/stat. Source: proc_pid_stat(5).
 
     Attributes:
-        pid, command, state, ppid, pgrp, session: As there.
+        pid, command, ppid, pgrp, session: As there.
+        state: As there, but S for a process whose first thread has ended while others run: the
+            kernel shows that thread's Z.
         cpu_s: User and system CPU seconds.
         start_ticks: When it started, in clock ticks since boot; with the pid it names a process.
         rss_bytes: Its resident set.
@@ -32,24 +40,30 @@ class Stat(NamedTuple):
 
 
 def read_stat(pid: int) -> Stat | None:
-    """Return what /proc/PID/stat says, or None where there is no such process."""
+    """Return what /proc/PID/stat says, or None where there is no such process.
+
+    Raises:
+        OSError: If we cannot look.
+    """
     try:
         fd = os.open(f"/proc/{pid}/stat", os.O_RDONLY)
         try:
             data = os.read(fd, 4096)
         finally:
             os.close(fd)
-    except OSError:
+    except OSError as error:
+        _check_sight(error)
         return None
     # The command may hold spaces and parentheses: the last one closes it.
     head, _, tail = data.rpartition(b") ")
     fields = tail.split()
     if len(fields) < 22:
         return None
+    state = fields[0].decode("ascii", "replace")
     return Stat(
         pid=pid,
         command=head.partition(b" (")[2].decode("utf-8", "replace"),
-        state=fields[0].decode("ascii", "replace"),
+        state="S" if state == "Z" and int(fields[17]) > 1 else state,
         ppid=int(fields[1]),
         pgrp=int(fields[2]),
         session=int(fields[3]),
@@ -59,32 +73,44 @@ def read_stat(pid: int) -> Stat | None:
     )
 
 
+def _check_sight(error: OSError) -> None:
+    if error.errno in _BLIND:
+        raise error
+
+
 def children(pid: int) -> list[int]:
     """Return a process's direct children, from all its threads; empty where it is gone.
 
     Source: proc_pid_task(5), `children`; the list may miss some while they are being forked, so
     who needs all of them asks until nothing new is found.
+
+    Raises:
+        OSError: If we cannot look.
     """
     found: list[int] = []
     try:
         threads = os.listdir(f"/proc/{pid}/task")
-    except OSError:
+    except OSError as error:
+        _check_sight(error)
         return found
     for thread in threads:
         try:
             with open(f"/proc/{pid}/task/{thread}/children", "rb") as file:
                 found += [int(word) for word in file.read().split()]
-        except OSError:
-            continue
+        except OSError as error:
+            _check_sight(error)
     return found
 
 
 def tree(root: int) -> list[Stat]:
-    """Return every descendant of a process, without itself, parents before children."""
+    """Return every descendant of a process, without itself, parents before children.
+
+    Raises:
+        OSError: If we cannot look.
+    """
     found: list[Stat] = []
     queue, seen = children(root), {root}
-    while queue:
-        pid = queue.pop(0)
+    for pid in queue:  # it grows meanwhile
         if pid in seen:
             continue
         seen.add(pid)
@@ -100,6 +126,9 @@ def descends_from(pid: int, ancestor: int) -> bool | None:
 
     Returns:
         None where the walk was cut by a process that went away.
+
+    Raises:
+        OSError: If we cannot look.
     """
     for _ in range(_ANCESTORS_MAX):
         if pid == ancestor:
@@ -115,18 +144,21 @@ def descends_from(pid: int, ancestor: int) -> bool | None:
 
 def command_name(pid: int) -> str | None:
     """Return a process's name, or None."""
-    stat = read_stat(pid)
+    try:
+        stat = read_stat(pid)
+    except OSError:
+        return None
     return None if stat is None else stat.command
 
 
 def pipe_holders(pid: int, inodes: set[int]) -> bool | None:
-    """Say whether a process holds one of these pipes open; None where it may not be read."""
+    """Say whether a process holds one of these pipes open; None where it cannot be read."""
     try:
         names = os.listdir(f"/proc/{pid}/fd")
-    except PermissionError:
-        return None
-    except OSError:
+    except (FileNotFoundError, ProcessLookupError):
         return False
+    except OSError:
+        return None
     for name in names:
         try:
             if os.stat(f"/proc/{pid}/fd/{name}").st_ino in inodes:

@@ -3,10 +3,14 @@
 Shims end here, commands whose shim died, and orphans that came to the daemon because it is a
 subreaper or PID 1. One SIGCHLD may stand for many deaths, so each wake-up reaps until nothing is
 left. Nobody else may wait, or statuses would be stolen.
+
+A shim that a command stopped would tell nothing any more, not even the command's exit. The same
+SIGCHLD says so, and it is made to go on.
 """
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
 import time
@@ -17,10 +21,14 @@ import trio
 from runnerd.core.execs import ExitStatus
 
 from .log import Log
-from .poller import Owner
+from .poller import Owner, Poller
+from .procfs import read_stat
 from .shims import ShimPool
 
 _SWEEP_S = 5.0  # a SIGCHLD cannot be lost, but a sweep costs nothing and needs no proof
+_CONTINUE_S = 0.05  # between a stop and CONT: a command that stops its shim for ever keeps us from
+# nothing else
+_WITHHELD_S = 0.1
 
 
 class Reaper:
@@ -29,6 +37,7 @@ class Reaper:
     Args:
         pool: Its map says which children are shims.
         log: For shims that end in an unexpected way.
+        poller: For what is looked at again a little later.
         when_open: Called once trio listens for SIGCHLD: it has touched SIGINT by then.
 
     Attributes:
@@ -37,15 +46,18 @@ class Reaper:
             reaped here has lost its shim, even where that is reaped after it.
     """
 
-    def __init__(self, pool: ShimPool, log: Log, when_open: Callable[[], None]) -> None:
+    def __init__(
+        self, pool: ShimPool, log: Log, poller: Poller, when_open: Callable[[], None]
+    ) -> None:
         self.orphans = 0
         self._pool = pool
+        self._poller = poller
         self._log = log
         self._when_open = when_open
         self.commands: set[int] = set()
         self._early: dict[int, ExitStatus] = {}
         self._adopted: dict[int, tuple[Owner, Callable[[ExitStatus], None]]] = {}
-        self._when_reaped: dict[int, list[tuple[Owner, Callable[[], None]]]] = {}
+        self._when_gone: dict[int, list[tuple[Owner, Callable[[], None]]]] = {}
 
     async def run(self) -> None:
         """Serve for ever. A core task: what escapes it is an uncaught error of the daemon."""
@@ -62,13 +74,23 @@ class Reaper:
         taken = 0
         while True:
             try:
-                pid, status, usage = os.wait4(-1, os.WNOHANG)
+                pid, status, usage = os.wait4(-1, os.WNOHANG | os.WUNTRACED)
             except ChildProcessError:
                 return taken
             if not pid:
                 return taken
+            if os.WIFSTOPPED(status):
+                self._stopped(pid)
+                continue
             taken += 1
             self._dispatch(pid, status, usage.ru_utime, usage.ru_stime, usage.ru_maxrss)
+
+    def _stopped(self, pid: int) -> None:
+        shim = self._pool.by_pid.get(pid)
+        if shim is not None:
+            self._poller.call_at(
+                time.monotonic() + _CONTINUE_S, shim, lambda: shim.signal(signal.SIGCONT)
+            )
 
     def _dispatch(
         self, pid: int, status: int, user_s: float, system_s: float, maxrss_kib: int
@@ -95,7 +117,10 @@ class Reaper:
             self._early[pid] = exit_status
         elif shim is None:
             self.orphans += 1
-        for owner, call in self._when_reaped.pop(pid, []):
+        self._tell_gone(pid)
+
+    def _tell_gone(self, shim_pid: int) -> None:
+        for owner, call in self._when_gone.pop(shim_pid, []):
             _tell(owner, call)
 
     def adopt(self, pid: int, owner: Owner, on_exit: Callable[[ExitStatus], None]) -> None:
@@ -112,12 +137,28 @@ class Reaper:
         else:
             on_exit(early)
 
-    def when_reaped(self, shim_pid: int, owner: Owner, call: Callable[[], None]) -> None:
-        """Call once a shim is reaped: from then on its descendants are the daemon's."""
-        if shim_pid in self._pool.by_pid:
-            self._when_reaped.setdefault(shim_pid, []).append((owner, call))
-        else:
+    def when_gone(self, shim_pid: int, owner: Owner, call: Callable[[], None]) -> None:
+        """Call once a killed shim is dead: from then on its descendants are the daemon's."""
+        if shim_pid not in self._pool.by_pid:
             call()
+            return
+        self._when_gone.setdefault(shim_pid, []).append((owner, call))
+        self._look_later(shim_pid, owner)
+
+    def _look_later(self, shim_pid: int, owner: Owner) -> None:
+        # Dead and not to be had by wait(2): a process of a command with the right to traces it, and
+        # may be among what it leaves, to be ended only after this.
+        def look() -> None:
+            if shim_pid not in self._when_gone:
+                return
+            with contextlib.suppress(OSError):  # if we cannot look now, then next time
+                stat = read_stat(shim_pid)
+                if stat is None or stat.state in "ZX":
+                    self._tell_gone(shim_pid)
+                    return
+            self._look_later(shim_pid, owner)
+
+        self._poller.call_at(time.monotonic() + _WITHHELD_S, owner, look)
 
 
 def _tell(owner: Owner, call: Callable[[], None]) -> None:

@@ -22,6 +22,7 @@ from .log import Log
 from .memory import OomCounter, find_cgroup, lower_own_score, oom_order, own_score
 from .options import Options
 from .poller import Poller
+from .procfs import children
 from .reaper import Reaper
 from .server import Server
 from .service import Service
@@ -57,6 +58,9 @@ def _assemble(options: Options, guard: Guard, listener: Listener, log: Log) -> S
     boot.close_on_exec()
     nofile = boot.raise_nofile()
     is_subreaper = boot.take_process()
+    # PID 1 gets the orphans of `docker exec` too, and who was started by a script that became us
+    # has that script's children.
+    all_children_ours = os.getpid() != 1 and not children(os.getpid())
     boot_score = own_score()
     lowered = options.oom_score == "lower" and lower_own_score()
     cgroup = find_cgroup()
@@ -91,11 +95,12 @@ def _assemble(options: Options, guard: Guard, listener: Listener, log: Log) -> S
             raise_oom_score=options.raise_oom_score,
             boot_score=boot_score,
         ),
-        reaper=Reaper(pool, log, when_open=guard.hold),
+        reaper=Reaper(pool, log, poller, when_open=guard.hold),
         oom_counter=OomCounter(cgroup),
         oom_order=order,
         socket_path=listener.path,
         is_subreaper=is_subreaper,
+        all_children_ours=all_children_ours,
         warnings=warnings,
     )
 

@@ -51,11 +51,12 @@ from runnerd.protocol.shimwire import (
     Termed,
 )
 
-from .adopted import AdoptedTree
+from .adopted import AdoptedTree, Kin
 from .effects import each_of
 from .ending import EndMessage, ShimEnder
 from .output_pump import OutputPump
 from .pipes import Pipes
+from .procfs import Stat
 from .readers import Readers
 from .shims import Shim
 from .starting import Starting
@@ -372,7 +373,7 @@ class Running:
             return
         self.exec.shim_lost()
         self._shim.kill()  # its socket may have been closed while it lives
-        self._service.reaper.when_reaped(self._shim.pid, self, self._adopt)
+        self._service.reaper.when_gone(self._shim.pid, self, self._adopt)
 
     def _adopt_tree(self, leader: int) -> AdoptedTree:
         return AdoptedTree(
@@ -380,9 +381,13 @@ class Running:
             leader,
             self._poller,
             self,
-            is_shim=self._service.pool.by_pid.__contains__,
-            is_command=self._service.reaper.commands.__contains__,
-            least_score=self._service.launcher.telling_score(self._asked_score),
+            kin=Kin(
+                is_shim=self._service.pool.by_pid.__contains__,
+                is_command=self._service.reaper.commands.__contains__,
+                all_ours=self._service.all_children_ours,
+                least_score=self._service.launcher.telling_score(self._asked_score),
+            ),
+            reap=self._service.reaper.reap,
             on_empty=self._adopted_empty,
             on_survivors=self._end_changed,
         )
@@ -436,7 +441,10 @@ class Running:
     def signal(self, number: int, to: Scope, reply: Callable[[int | RequestError], None]) -> None:
         """Send one signal by way of the shim."""
         if self._adopted is not None:
-            reply(self._adopted.signal(number, to))
+            try:
+                reply(self._adopted.signal(number, to))
+            except OSError as error:
+                reply(RequestError("internal", f"cannot look at the processes: {error.strerror}"))
         elif self._shim is None or not self._shim.send_signal(number, to):
             reply(0)
         else:
@@ -451,9 +459,13 @@ class Running:
         """Return its shim's pid while it is ours."""
         return None if self._shim is None or self._shim.is_reaped else self._shim.pid
 
-    def adopted_members(self) -> list[int] | None:
-        """Return the pids of an adopted tree, None where the shim still holds it."""
-        return None if self._adopted is None else [each.pid for each in self._adopted.members()]
+    def adopted_members(self) -> list[Stat] | None:
+        """Return the processes of an adopted tree, None where the shim still holds it.
+
+        Raises:
+            OSError: If we cannot look.
+        """
+        return None if self._adopted is None else self._adopted.members()
 
     # ------------------------------------------------------------------ failures, timers
 

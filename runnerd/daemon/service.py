@@ -56,6 +56,8 @@ class Service:
     Attributes:
         running: Every exec that is live or kept, by id.
         connections: Open connections.
+        all_children_ours: Whether every process that can become the daemon's child comes from an
+            exec.
         incarnation: A random id of this start.
     """
 
@@ -73,6 +75,7 @@ class Service:
         oom_order: OomOrder,
         socket_path: str,
         is_subreaper: bool,
+        all_children_ours: bool,
         warnings: list[str],
     ) -> None:
         self.bounds = bounds
@@ -85,6 +88,7 @@ class Service:
         self.oom_order = oom_order
         self.socket_path = socket_path
         self.is_subreaper = is_subreaper
+        self.all_children_ours = all_children_ours
         self.warnings = warnings
         self.counters = Counters()
         self.registry = Registry(bounds)

@@ -142,7 +142,7 @@ class Starting:
             # Killed, not asked: whatever became of it must not become a command any more.
             self.shim.close()
             self.shim.kill()
-            self._service.reaper.when_reaped(self.shim.pid, self._owner, self._dropped)
+            self._service.reaper.when_gone(self.shim.pid, self._owner, self._dropped)
 
     def _dropped(self) -> None:
         # The parked child, or a command that had got as far as execve before its shim was lost.

@@ -92,7 +92,7 @@ def test_the_twin_that_adopts_nothing_leaves_the_tree(start_daemon: Start) -> No
     daemon = start_daemon(
         **planted("""
             from runnerd.daemon import adopted
-            adopted.AdoptedTree.members = lambda self: []
+            adopted.AdoptedTree._present = lambda self: []
         """)
     )
     with RawClient(daemon.socket_path) as client:
