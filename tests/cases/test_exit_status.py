@@ -89,6 +89,7 @@ def test_c114_what_the_counter_says_and_what_it_does_not(
         assert (child.exit.oom.kills, child.exit.oom.verdict) == (1, "child")
         assert child.exit.reason == "exited"
 
+        wait_for(lambda: client.info().live_execs == 0)  # else it would not be alone
         killed = client.run(greedy).exit
         assert (killed.code, killed.signal, killed.reason) == (None, 9, "exited")
         assert (killed.oom.kills, killed.oom.verdict, killed.forced) == (1, "killed", False)
