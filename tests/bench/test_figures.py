@@ -37,7 +37,7 @@ BYTES: Final = 2 * 1024**3
 
 
 def wait_until_quiet() -> None:
-    """Wait until the processors are idle, a minute at most: a neighbour's work is no figure of ours.
+    """Wait until the processors are idle, a minute at most.
 
     An exec goes over two processors and a spawn over one, so what runs beside them tells the ratio.
     """
