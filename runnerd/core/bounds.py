@@ -33,6 +33,8 @@ STOP_FLUSH_S: Final = 1.8
 UNACKED_RECORDS_MAX: Final = 16384  # of one subscription with a window: 2 MB of bookkeeping
 TOMBSTONE_S: Final = 900.0
 TOMBSTONES_MAX: Final = 4096
+HEARTBEAT_S: Final = 5.0
+JOURNAL_WAIT_S: Final = 0.05  # a start waits for the journal at most this long
 
 
 class Bounds(msgspec.Struct, frozen=True, kw_only=True):
@@ -58,5 +60,8 @@ class Bounds(msgspec.Struct, frozen=True, kw_only=True):
     transcript_total_bytes_max: int = 32 * MIB
     finished_execs_max: int = 1024
     finished_s_max: float = 3600.0
+    settled_execs_max: int = 16384
+    spool_bytes_max: int = 64 * MIB
+    spool_total_bytes_max: int = 256 * MIB
     parked_shims: int = 3
     outgoing_bytes_max: int = 8 * MIB

@@ -273,5 +273,8 @@ def _limits(bounds: Bounds) -> Limits:
         transcript_total_bytes=bounds.transcript_total_bytes_max,
         finished_execs=bounds.finished_execs_max,
         finished_s=bounds.finished_s_max,
+        settled=bounds.settled_execs_max,
+        spool_bytes=bounds.spool_bytes_max,
+        spool_total_bytes=bounds.spool_total_bytes_max,
         labels=LABELS_MAX,
     )

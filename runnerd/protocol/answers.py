@@ -34,6 +34,9 @@ class Limits(msgspec.Struct, kw_only=True):
         transcript_total_bytes: All in-memory tails together.
         finished_execs: Finished execs kept.
         finished_s: Seconds a finished exec is kept.
+        settled: Execs whose exit stays known after their record has gone.
+        spool_bytes: One exec's transcript on disk; 0 = there is no spool.
+        spool_total_bytes: All transcripts on disk together.
         labels: Labels of one exec.
     """
 
@@ -50,6 +53,9 @@ class Limits(msgspec.Struct, kw_only=True):
     transcript_total_bytes: int
     finished_execs: int
     finished_s: float
+    settled: int
+    spool_bytes: int
+    spool_total_bytes: int
     labels: int
 
 
@@ -62,7 +68,9 @@ class HelloAnswer(msgspec.Struct, kw_only=True):
         version: The daemon's version.
         features: The methods and optional fields served.
         limits: See Limits.
-        starts: Starts accepted so far.
+        starts: Starts accepted so far, by earlier incarnations of the same state directory too.
+        fence: The highest fence seen, or null before the first.
+        journal: Whether what is answered outlives this daemon.
     """
 
     protocol: int
@@ -71,6 +79,8 @@ class HelloAnswer(msgspec.Struct, kw_only=True):
     features: list[str]
     limits: Limits
     starts: int
+    fence: int | None = None
+    journal: bool = False
 
 
 class Empty(msgspec.Struct):
@@ -190,10 +200,11 @@ class StartAnswer(msgspec.Struct, kw_only=True):
     Attributes:
         exec_id: The exec.
         pid: The command's own pid, not the shim's.
-        created: Always true for a start that created; false for a recognised retry.
-        starts: Starts accepted so far.
+        created: True for the start that created the exec; false for a recognised retry.
+        starts: Starts accepted so far, this one included.
         oom_score_adj: The command's score as the kernel has it.
-        subscription: Where attach was given.
+        journaled: Whether it was in the journal before the command ran.
+        subscription: Where attach was given; null for a retry whose transcript has gone.
     """
 
     exec_id: str
@@ -201,6 +212,7 @@ class StartAnswer(msgspec.Struct, kw_only=True):
     created: bool
     starts: int
     oom_score_adj: int | None
+    journaled: bool = False
     subscription: int | None = None
 
 
@@ -582,6 +594,38 @@ class ClosedNote(msgspec.Struct, kw_only=True):
     closed: Closed
 
 
+class HeartbeatNote(msgspec.Struct, kw_only=True):
+    """Nothing was sent for a while; the exec and the connection live.
+
+    Attributes:
+        subscription: Whose.
+        exec_id: The exec.
+        last_seq: The last record so far.
+        state: The exec's state.
+    """
+
+    subscription: int
+    exec_id: str
+    last_seq: int
+    state: State
+
+
+class SupersededNote(msgspec.Struct, kw_only=True):
+    """A newer generation of the same subscriber took over; the subscription is over.
+
+    Attributes:
+        subscription: Whose.
+        exec_id: The exec.
+        subscriber: The name.
+        generation: The newer one.
+    """
+
+    subscription: int
+    exec_id: str
+    subscriber: str
+    generation: int
+
+
 class StoppingNote(msgspec.Struct, kw_only=True):
     """The daemon is stopping; sent once to every connection.
 
@@ -607,6 +651,7 @@ ANSWERS: Final[dict[str, type[msgspec.Struct]]] = {
     "exec.wait": Exit,
     "exec.inspect": ExecInfo,
     "exec.list": ListAnswer,
+    "exec.forget": Empty,
     "daemon.info": DaemonInfo,
     "daemon.metrics": MetricsAnswer,
     "daemon.drain": Empty,
@@ -619,5 +664,7 @@ NOTIFICATIONS: Final[dict[str, type[msgspec.Struct]]] = {
     "exec.gap": GapNote,
     "exec.exited": ExitedNote,
     "exec.closed": ClosedNote,
+    "exec.heartbeat": HeartbeatNote,
+    "exec.superseded": SupersededNote,
     "daemon.stopping": StoppingNote,
 }

@@ -65,6 +65,24 @@ KINDS: Final[dict[str, Kind]] = {
         "nothing ran in this incarnation",
         "the daemon was restarted: look before you retry",
     ),
+    "fenced": Kind(
+        "access",
+        NOTHING,
+        "another owner has this sandbox: say hello with a fence not below data.fence, or only read",
+    ),
+    "not_owner": Kind(
+        "daemon", "the exec of that id is untouched", "it was started with another nonce"
+    ),
+    "nonce_reused": Kind(
+        "daemon",
+        "the exec of that id is untouched",
+        "a new command needs a new exec_id and nonce",
+    ),
+    "history_lost": Kind(
+        "daemon",
+        NOTHING,
+        "it may have run before: what was known of starts since its horizon has been dropped",
+    ),
     "exec_exists": Kind(
         "daemon", "the exec of that id is untouched", "attach to it, or choose another id"
     ),
@@ -74,6 +92,18 @@ KINDS: Final[dict[str, Kind]] = {
     ),
     "exec_evicted": Kind(
         "daemon", "the exit is in data.exit", "the transcript has been dropped for space or age"
+    ),
+    "exec_settled": Kind(
+        "daemon", "the exit is in data.exit", "its record was forgotten or has expired"
+    ),
+    "exec_lost": Kind(
+        "daemon",
+        "nothing is run again",
+        "an earlier incarnation had it: data has what is known, look before you retry",
+    ),
+    "exec_live": Kind("daemon", RUNS_ON, "cancel it or wait for its end first"),
+    "superseded": Kind(
+        "daemon", "the newer subscription is untouched", "attach with a higher generation"
     ),
     "exec_ended": Kind("daemon", "the exit is kept", "the command has exited"),
     "cursor_invalid": Kind(
@@ -124,10 +154,14 @@ class ErrorData(msgspec.Struct, omit_defaults=True):
         stage: For start_failed: user, groups, rlimit, umask, nice, cwd, exec, ...
         errno: The kernel's errno.
         errno_name: Its name, as errno(3) lists it.
-        state: For exec_exists: live or finished.
+        state: For exec_exists: live, finished or settled.
+        fence: For fenced: the highest fence seen.
+        incarnation: For exec_lost and exec_settled: the daemon start it belonged to.
+        pid: For exec_lost: the command's pid, where it was known to have started.
+        generation: For superseded: the one in force.
         accepted_bytes: For stdin_offset: bytes taken so far.
         supported: For protocol_unsupported: the versions spoken.
-        exit: For exec_evicted: the exit.
+        exit: For exec_evicted, exec_settled and exec_lost: the exit, where it is known.
     """
 
     kind: str
@@ -141,6 +175,10 @@ class ErrorData(msgspec.Struct, omit_defaults=True):
     errno: int | None = None
     errno_name: str | None = None
     state: str | None = None
+    fence: int | None = None
+    incarnation: str | None = None
+    pid: int | None = None
+    generation: int | None = None
     accepted_bytes: int | None = None
     supported: list[int] | None = None
     exit: Exit | None = None

@@ -53,12 +53,16 @@ PATTERNS: Final = {_EXEC_ID: "has 1 to 128 characters, each of A-Z a-z 0-9 _ . :
 """Every pattern a field must match, in words."""
 
 ExecId = Annotated[str, Meta(pattern=_EXEC_ID)]
+Nonce = Annotated[str, Meta(pattern=_EXEC_ID)]
+SubscriberName = Annotated[str, Meta(pattern=_EXEC_ID)]
 Seconds = Annotated[float, Meta(gt=0, le=SECONDS_MAX)]
 GraceSeconds = Annotated[float, Meta(ge=0, le=SECONDS_MAX)]
 Sequence = Annotated[int, Meta(ge=0, le=2**63 - 1)]
 RlimitValue = Annotated[int, Meta(ge=0)] | Literal["unlimited"]
 Stream = Literal["stdout", "stderr"]
 Version = Annotated[int, Meta(ge=0, le=2**31 - 1)]
+Generation = Annotated[int, Meta(ge=1, le=2**63 - 1)]
+Fence = Annotated[int, Meta(ge=1, le=2**63 - 1)]
 
 
 def _both_streams() -> list[Stream]:
@@ -75,6 +79,15 @@ def _check_seconds(field: str, value: float | None) -> None:
 def _check_text(field: str, value: str | None) -> None:
     if value is not None and "\0" in value:
         raise invalid(field, "contains a NUL byte")
+
+
+def _check_subscriber(
+    prefix: str, streams: list[Stream], subscriber: str | None, generation: int | None
+) -> None:
+    if not streams or len(set(streams)) != len(streams):
+        raise invalid(f"{prefix}streams", "name each stream once, and at least one")
+    if generation is not None and subscriber is None:
+        raise invalid(f"{prefix}generation", "needs a subscriber: a generation of nobody")
 
 
 def _check_labels(labels: dict[str, str]) -> None:
@@ -123,11 +136,15 @@ class Hello(Params):
         protocol: Versions the client speaks, best first.
         client: Who is calling, for the log.
         incarnation: The incarnation expected; another one is refused before any effect.
+        fence: A number that grows with each new owner of the sandbox. Once one is set, only a
+            connection that carries the highest may change anything; "current" takes whatever
+            that is, an operator's override.
     """
 
     protocol: Annotated[list[Version], Meta(max_length=64)]
     client: Annotated[str, Meta(max_length=256)] | None = None
     incarnation: Annotated[str, Meta(max_length=64)] | None = None
+    fence: Fence | Literal["current"] | None = None
 
     def __post_init__(self) -> None:
         _check_text("client", self.client)
@@ -139,15 +156,18 @@ class Attach(Params):
 
     Attributes:
         streams: Which streams to be sent; both by default.
+        subscriber: A name under which this reader comes back: 1-128 of A-Z a-z 0-9 _ . : -.
+        generation: Which life of that reader this is; a higher one supersedes a lower.
         window_bytes: The most output sent and not yet acknowledged; None = no window.
     """
 
     streams: list[Stream] = msgspec.field(default_factory=_both_streams)
+    subscriber: SubscriberName | None = None
+    generation: Generation | None = None
     window_bytes: Annotated[int, Meta(ge=1, le=2**40)] | None = None
 
     def __post_init__(self) -> None:
-        if not self.streams or len(set(self.streams)) != len(self.streams):
-            raise invalid("attach.streams", "name each stream once, and at least one")
+        _check_subscriber("attach.", self.streams, self.subscriber, self.generation)
 
 
 class ExecStart(Params):
@@ -155,6 +175,10 @@ class ExecStart(Params):
 
     Attributes:
         exec_id: 1-128 of A-Z a-z 0-9 _ . : -; minted if absent.
+        nonce: Makes the start repeatable: the same id, nonce and content get the first start's
+            answer again. 1-128 of the same characters; needs an exec_id.
+        horizon: `starts` as its sender knew it before the first send, unchanged in retries; if
+            what has been forgotten since may include this start, it is refused.
         argv: The argument vector, as execve(2) takes it; no shell is involved.
         env: Variables to set; null removes one.
         env_mode: extend = over the daemon's boot environment; replace = only these.
@@ -181,6 +205,8 @@ class ExecStart(Params):
 
     argv: list[str]
     exec_id: ExecId | None = None
+    nonce: Nonce | None = None
+    horizon: Sequence | None = None
     env: dict[str, str | None] = {}
     env_mode: Literal["extend", "replace"] = "extend"
     cwd: str | None = None
@@ -205,6 +231,8 @@ class ExecStart(Params):
     def __post_init__(self) -> None:
         if not self.argv or not self.argv[0]:
             raise invalid("argv", "needs a program name first")
+        if self.nonce is not None and self.exec_id is None:
+            raise invalid("nonce", "needs an exec_id: with a minted one no start can be repeated")
         for at, argument in enumerate(self.argv):
             if "\0" in argument:
                 raise invalid(f"argv[{at}]", "contains a NUL byte")
@@ -250,17 +278,20 @@ class ExecAttach(Params):
         after: Replay what comes after this sequence; 0 = from the first kept record; "tail" =
             only what comes from now on.
         streams: Which streams to be sent.
+        subscriber: As in exec.start; a blocked command waits for this name to come back.
+        generation: As in exec.start.
         window_bytes: The most output sent and not yet acknowledged; None = no window.
     """
 
     exec_id: ExecId
     after: Sequence | Literal["tail"] = 0
     streams: list[Stream] = msgspec.field(default_factory=_both_streams)
+    subscriber: SubscriberName | None = None
+    generation: Generation | None = None
     window_bytes: Annotated[int, Meta(ge=1, le=2**40)] | None = None
 
     def __post_init__(self) -> None:
-        if not self.streams or len(set(self.streams)) != len(self.streams):
-            raise invalid("streams", "name each stream once, and at least one")
+        _check_subscriber("", self.streams, self.subscriber, self.generation)
 
 
 class ExecDetach(Params):
@@ -339,12 +370,14 @@ class ExecCancel(Params):
         exec_id: The exec.
         grace_s: Seconds between TERM and KILL; the exec's own grace_s if absent; 0 = KILL at
             once. A further cancel may shorten it and never lengthens it.
+        if_nonce: Act only on the exec started with this nonce; a tombstone left is bound to it.
         wait: Answer once all is gone or the survivors are known; else as soon as ending began.
         tombstone: Of an id never seen, leave a mark so that a start arriving later is refused.
     """
 
     exec_id: ExecId
     grace_s: GraceSeconds | None = None
+    if_nonce: Nonce | None = None
     wait: bool = True
     tombstone: bool = True
 
@@ -402,6 +435,16 @@ class ExecList(Params):
         _check_labels(self.labels)
 
 
+class ExecForget(Params):
+    """Let go of a finished exec's output and record; its id stays taken and its exit known.
+
+    Attributes:
+        exec_id: The exec, closed.
+    """
+
+    exec_id: ExecId
+
+
 class DaemonMetrics(Params):
     """Read the daemon's metrics.
 
@@ -425,6 +468,7 @@ METHODS: Final[dict[str, type[Params]]] = {
     "exec.wait": ExecWait,
     "exec.inspect": ExecInspect,
     "exec.list": ExecList,
+    "exec.forget": ExecForget,
     "daemon.info": DaemonInfoRequest,
     "daemon.metrics": DaemonMetrics,
     "daemon.drain": DaemonDrain,
