@@ -16,6 +16,7 @@ from runnerd.protocol.answers import Closed, Exit, Phases, Reason, Receipt, Stre
 from runnerd.protocol.requests import ExecStart
 
 from .bounds import DRAIN_S
+from .digest import Content
 from .flow import Gate
 from .life import LIVE, Event, State, after
 from .oom import SIGKILL, oom_verdict
@@ -97,6 +98,10 @@ class Exec:
         budget: The transcripts' budget.
         oom_kills: The cgroup's counter now, or None.
         alone: Whether no other exec is live.
+
+    Attributes:
+        content: What makes its start repeatable; None without a nonce.
+        journaled: Whether the journal had it before the command ran.
     """
 
     def __init__(
@@ -114,6 +119,8 @@ class Exec:
     ) -> None:
         self.exec_id = exec_id
         self.number = number
+        self.content: Content | None = None
+        self.journaled = False
         self.argv = shown_argv(params.argv)
         self.cwd = cwd
         self.user = params.user
@@ -149,6 +156,16 @@ class Exec:
         self._oom_kills = oom_kills
         self._alone = alone
         budget.add(self.transcript)
+
+    @property
+    def nonce(self) -> str | None:
+        """The nonce of its start."""
+        return None if self.content is None else self.content.nonce
+
+    @property
+    def digest(self) -> bytes | None:
+        """The digest of its start's content; None without a nonce."""
+        return None if self.content is None else self.content.digest
 
     @property
     def is_live(self) -> bool:

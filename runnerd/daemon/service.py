@@ -14,6 +14,7 @@ import trio
 
 import runnerd
 from runnerd.core.bounds import Bounds
+from runnerd.core.digest import content_of
 from runnerd.core.execs import Exec
 from runnerd.core.registry import Registry
 from runnerd.protocol.answers import Exit, Limits, OomOrder
@@ -91,12 +92,12 @@ class Service:
         self.all_children_ours = all_children_ours
         self.warnings = warnings
         self.counters = Counters()
-        self.registry = Registry(bounds)
+        self.incarnation = secrets.token_hex(8)
+        self.registry = Registry(bounds, self.incarnation)
         self.running: dict[str, Running] = {}
         self.connections: set[Connection] = set()
         self.stdin_totals = StdinTotals(bounds)
         self.big_pipes = BigPipes()
-        self.incarnation = secrets.token_hex(8)
         self.version = runnerd.__version__
         self.features = sorted(METHODS)
         self.started_s = time.monotonic()
@@ -120,11 +121,17 @@ class Service:
         if self.guard.cause() is not None:
             # The lifeline ends natively, before the loop hears of it: parked shims leave already.
             self.registry.state = "stopping"
+        exec_id = params.exec_id or f"x-{secrets.token_hex(8)}"
+        content = content_of(params)
+        now_s = time.monotonic()
+        known = self.registry.recall(exec_id, content, params.horizon, now_s)
+        assert known is None
         accepted = self.registry.accept(
-            params.exec_id or f"x-{secrets.token_hex(8)}",
+            exec_id,
             params,
+            content=content,
             cwd=params.cwd or self.launcher.cwd,
-            now_s=time.monotonic(),
+            now_s=now_s,
             wall_s=time.time(),
             oom_kills=self.oom_kills(),
         )
@@ -184,8 +191,9 @@ class Service:
         self._drop_expired()
 
     def _drop_expired(self) -> None:
-        for exec_id in self.registry.take_dropped():
-            del self.running[exec_id]
+        for past in self.registry.take_settled():
+            self.running.pop(past.exec_id, None)
+        self.registry.take_dropped()
 
     def live(self) -> list[Running]:
         """Return every live exec."""
