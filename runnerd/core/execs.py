@@ -208,6 +208,10 @@ class Exec:
             self.phases.first_byte_ms = self._ms(now_s)
         self.transcript.append(stream, data)
 
+    def discarded(self, size: int) -> None:
+        """Bytes in its pipes that nobody will read any more."""
+        self.discarded_bytes += size
+
     def end(self, reason: Reason, grace_s: float | None, now_s: float) -> list[Action]:
         """Somebody wants it ended, with everything it started.
 

@@ -173,8 +173,14 @@ class Running:
             self._end_changed()
 
     def _emptied(self) -> None:
-        if self.exec.state in (State.DRAINING, State.LINGERING):
-            self._carry_out(self.exec.emptied(time.monotonic(), time.time()))
+        if self.exec.state not in (State.DRAINING, State.LINGERING):
+            return
+        output, lingered = self._output, self.exec.state is State.LINGERING
+        if lingered and output is not None:
+            self.exec.discarded(output.bytes_left())
+        self._carry_out(self.exec.emptied(time.monotonic(), time.time()))
+        if not lingered and output is not None and output.drain():
+            self._drained()  # what is in the pipes now is the last of it
 
     def _started(self, message: Started) -> None:
         if self.exec.state is not State.STARTING:
@@ -257,6 +263,8 @@ class Running:
         self._timers.cancel("drain")
         if self.exec.state not in (State.DRAINING, State.DRAINING_EMPTY):
             return
+        if self.exec.state is State.DRAINING_EMPTY and self._output is not None:
+            self.exec.discarded(self._output.bytes_left())  # of who is no process of it
         actions = self.exec.drained(
             time.monotonic(),
             time.time(),
