@@ -411,13 +411,15 @@ class Running:
         waiters, self._signal_waiters = self._signal_waiters, []
         for waiter in waiters:
             waiter(RequestError("internal", "the shim was lost"))
-        self._adopted = self._adopt_tree(self.exec.pid)
+        self._adopted = adopted = self._adopt_tree(self.exec.pid)
         if self.exec.status is None:
             self._service.reaper.adopt(self.exec.pid, self, self._adopted_exited)
+        if self._adopted is not adopted:
+            return  # it was reaped already, it was the last, and all of it is closed
         grace_s = self.exec.grace_s
         if self.exec.end_by_s is not None:
             grace_s = max(0.0, self.exec.end_by_s - time.monotonic())
-        self._adopted.end(grace_s)
+        adopted.end(grace_s)
 
     def _adopted_exited(self, status: ExitStatus) -> None:
         self._exited(status)

@@ -141,6 +141,33 @@ def resource_back(pid: int) -> None:
     resource.prlimit(pid, resource.RLIMIT_NOFILE, (4096, 4096))
 
 
+@pytest.mark.parametrize("leftovers", ["keep", "kill"])
+def test_a_command_that_died_with_its_shim(start_daemon: Start, leftovers: str) -> None:
+    """Adopting it told its exit and closed it at once, and then its tree was to be ended."""
+    daemon = start_daemon(
+        **planted("""
+            from runnerd.daemon.reaper import Reaper
+            when_gone = Reaper.when_gone
+            def reap_first(self, *what):  # as when the reaper has its turn before the poller
+                self.reap()
+                when_gone(self, *what)
+            Reaper.when_gone = reap_first
+        """)
+    )
+    with RawClient(daemon.socket_path) as client:
+        argv = ["sleep", "900"]
+        pid = client.call("exec.start", exec_id="e", argv=argv, leftovers=leftovers)["pid"]
+        shim = shim_of(daemon, pid)
+        os.kill(daemon.pid, signal.SIGSTOP)
+        os.kill(shim, signal.SIGKILL)
+        os.kill(pid, signal.SIGKILL)
+        wait_for(lambda: not is_alive(pid))
+        os.kill(daemon.pid, signal.SIGCONT)
+        its_exit = client.call("exec.wait", exec_id="e", until="closed", timeout_s=5)
+        assert its_exit["signal"] == signal.SIGKILL
+        assert client.call("daemon.info")["stray_failures"] == 0
+
+
 # ------------------------------------------------------------------ traced, stopped
 
 TRACER: Final = """
