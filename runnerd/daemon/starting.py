@@ -67,21 +67,17 @@ class Starting:
         """Hand the command to a shim.
 
         Raises:
-            RequestError: start_failed, with nothing left.
+            RequestError: start_failed; `fail` is still to be called.
         """
         now_s = time.monotonic()
         assert self._params is not None
         shim, pipes = self._service.launcher.launch(self._params)
         self.shim, self.pipes = shim, pipes
-        try:
-            shim.on_message = on_message
-            shim.on_lost = on_lost
-            shim.on_stray = self._owner.stray
-            self._timers.arm("start", now_s + START_TIMEOUT_S, self._timed_out)
-            self._exec.spawned(time.monotonic())
-        except BaseException:
-            self.drop()
-            raise
+        shim.on_message = on_message
+        shim.on_lost = on_lost
+        shim.on_stray = self._owner.stray
+        self._timers.arm("start", now_s + START_TIMEOUT_S, self._timed_out)
+        self._exec.spawned(time.monotonic())
         return shim, pipes
 
     def succeeded(self) -> None:
@@ -103,13 +99,15 @@ class Starting:
             interpreter=message.interpreter,
         )
         if message.stage == "killed" and self._exec.ending is not None:
-            kind = "stopping" if self._exec.ending == "stopped" else "cancelled"
-            error = RequestError(
-                kind, f"exec '{self._exec.exec_id}' was ended before it had started"
-            )
-            # The same start sent again must not run after its cancel was answered.
-            self._service.registry.bury(self._exec.exec_id, time.monotonic())
+            self.give_up()
+            return
         self.fail(error)
+
+    def give_up(self) -> None:
+        """It was ended before it had become the command, and never will."""
+        kind = "stopping" if self._exec.ending == "stopped" else "cancelled"
+        exec_id = self._exec.exec_id
+        self.fail(RequestError(kind, f"exec '{exec_id}' was ended before it had started"))
 
     def _timed_out(self) -> None:
         self.fail(
@@ -126,7 +124,7 @@ class Starting:
         self._timers.cancel("start")
         self._exec.start_failed()
         each_of(
-            lambda: self._service.forget(self._exec),
+            lambda: self._service.undo_start(self._exec),
             lambda: self._service.observe_start_failed(self._exec, error),
             self.drop,
             lambda: self._tell(error),
