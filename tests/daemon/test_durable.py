@@ -204,6 +204,24 @@ def test_a_late_copy_of_a_start_whose_marker_has_gone_does_not_run(
     assert runs(marker) == 2
 
 
+def test_a_retry_that_attaches_gets_what_is_kept_or_no_subscription(start_daemon: Start) -> None:
+    sizes = ("--transcript-total-bytes-max", "200000", "--tail-bytes-max", "150000")
+    daemon = start_daemon(*sizes)
+    with RawClient(daemon.socket_path) as client:
+        printing: dict[str, Any] = {"argv": ["sh", "-c", "head -c 100000 /dev/zero"], "nonce": "n"}
+        start = printing | {"exec_id": "e", "attach": {}}
+        first = run(client, **start)
+        client.note("exec.closed", "e")
+        replayed = client.call("exec.start", **start)
+        assert replayed == first | {"created": False, "subscription": first["subscription"] + 1}
+        wait_for(lambda: client.call("ping") == {} and len(client.output("e")) == 200_000)
+        for exec_id in ("f", "g"):
+            run(client, exec_id, **printing)
+        assert client.call("exec.inspect", exec_id="e")["transcript"] == "evicted"
+        assert client.call("exec.start", **start) == again(first)
+        assert client.call("daemon.info")["subscriptions"] == 0
+
+
 # ------------------------------------------------------------------ what stays answerable
 
 
