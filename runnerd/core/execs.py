@@ -123,6 +123,7 @@ class Exec:
         self.state = State.STARTING
         self.pid: int | None = None
         self.oom_score_adj: int | None = None
+        self.journaled = False
         self.grace_s = params.grace_s
         self.ending: Reason | None = None
         self.end_by_s: float | None = None

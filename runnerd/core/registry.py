@@ -18,6 +18,7 @@ from runnerd.protocol.requests import ExecStart
 
 from .bounds import TOMBSTONE_S, TOMBSTONES_MAX, Bounds
 from .execs import Exec
+from .past import Past
 from .transcript import TailBudget
 
 _RETRY_S = 1.0
@@ -61,6 +62,27 @@ class Registry:
         if found is None:
             raise RequestError("exec_unknown", f"there is no exec '{exec_id}'")
         return found
+
+    def past_of(self, its_exec: Exec) -> Past:
+        """Return all that is to be known of an exec by those who come after."""
+        return Past(
+            exec_id=its_exec.exec_id,
+            number=its_exec.number,
+            incarnation="",
+            nonce=None,
+            digest=None,
+            accepted_at=its_exec.accepted_at,
+            pid=its_exec.pid,
+            oom_score_adj=its_exec.oom_score_adj,
+            journaled=its_exec.journaled,
+            exit=its_exec.exit,
+            closed=its_exec.closed,
+            transcript=its_exec.transcript.state,
+            argv=its_exec.argv,
+            cwd=its_exec.cwd,
+            user=its_exec.user,
+            labels=its_exec.labels,
+        )
 
     def live(self) -> list[Exec]:
         """Return every live exec, oldest first."""
