@@ -14,6 +14,7 @@ import time
 from pathlib import Path
 from typing import Final
 
+DEFAULT: Final = "/var/lib/runnerd"
 LOCK_NAME: Final = "lock"
 _LOCK_WAIT_S: Final = 0.2
 _LOCK_STEP_S: Final = 0.01
@@ -59,6 +60,10 @@ class StateDirectory:
         finally:
             os.close(folder_fd)
 
+    def close(self) -> None:
+        """Let another one have it."""
+        os.close(self._lock_fd)
+
     def _check(self, status: os.stat_result) -> None:
         if status.st_uid != os.geteuid():
             raise StateUnusableError(
@@ -80,6 +85,9 @@ class StateDirectory:
             )
         except OSError as error:
             raise StateUnusableError(f"cannot write '{self.path}': {error.strerror}") from error
+        if not stat.S_ISREG(os.fstat(fd).st_mode):
+            os.close(fd)
+            raise StateUnusableError(f"'{self.path / LOCK_NAME}' is no plain file")
         until_s = time.monotonic() + _LOCK_WAIT_S
         while True:
             try:
@@ -102,7 +110,7 @@ def find_state(asked: str | None) -> tuple[StateDirectory | None, str | None]:
     Returns:
         The directory and None, or None and why there is none.
     """
-    places = [asked] if asked else ["/var/lib/runnerd"]
+    places = [asked] if asked else [DEFAULT]
     home = os.environ.get("XDG_STATE_HOME")
     if not asked and home:
         places.append(f"{home}/runnerd")
