@@ -16,6 +16,7 @@ from runnerd.protocol.answers import Closed, Exit, Phases, Reason, Receipt, Stre
 from runnerd.protocol.requests import ExecStart
 
 from .bounds import DRAIN_S
+from .digest import Content
 from .flow import Gate
 from .life import LIVE, Event, State, after
 from .oom import SIGKILL, oom_verdict
@@ -97,6 +98,10 @@ class Exec:
         budget: The transcripts' budget.
         oom_kills: The cgroup's counter now, or None.
         alone: Whether no other exec is live.
+
+    Attributes:
+        content: What makes its start repeatable; None without a nonce.
+        journaled: Whether the journal had it before the command ran.
     """
 
     def __init__(
@@ -114,7 +119,9 @@ class Exec:
     ) -> None:
         self.exec_id = exec_id
         self.number = number
-        self.argv = shown_argv(params.argv)
+        self.content: Content | None = None
+        self.journaled = False
+        self._argv = "\0".join(shown_argv(params.argv)).encode()
         self.cwd = cwd
         self.user = params.user
         self.labels = params.labels
@@ -123,11 +130,10 @@ class Exec:
         self.state = State.STARTING
         self.pid: int | None = None
         self.oom_score_adj: int | None = None
-        self.journaled = False
         self.grace_s = params.grace_s
         self.ending: Reason | None = None
         self.end_by_s: float | None = None
-        self.receipt: Receipt | None = None
+        self._receipt: Receipt | bytes | None = None
         self.survivors: list[Survivor] = []
         self.forced = False
         self.is_empty = False
@@ -150,6 +156,32 @@ class Exec:
         self._oom_kills = oom_kills
         self._alone = alone
         budget.add(self.transcript)
+
+    @property
+    def nonce(self) -> str | None:
+        """The nonce of its start."""
+        return None if self.content is None else self.content.nonce
+
+    @property
+    def digest(self) -> bytes | None:
+        """The digest of its start's content; None without a nonce."""
+        return None if self.content is None else self.content.digest
+
+    @property
+    def argv(self) -> list[str]:
+        """What is shown of its argv."""
+        # Kept as bytes: as a list of many short texts it would cost tens of times as much.
+        return self._argv.decode().split("\0")
+
+    @property
+    def receipt(self) -> Receipt | None:
+        """What ending it has done so far; final, a copy, once it is closed."""
+        kept = self._receipt
+        return msgspec.msgpack.decode(kept, type=Receipt) if isinstance(kept, bytes) else kept
+
+    @receipt.setter
+    def receipt(self, receipt: Receipt) -> None:
+        self._receipt = receipt
 
     @property
     def is_live(self) -> bool:
@@ -192,6 +224,10 @@ class Exec:
         if self.phases.first_byte_ms is None:
             self.phases.first_byte_ms = self._ms(now_s)
         self.transcript.append(stream, data)
+
+    def discarded(self, size: int) -> None:
+        """Bytes in its pipes that nobody will read any more."""
+        self.discarded_bytes += size
 
     def end(self, reason: Reason, grace_s: float | None, now_s: float) -> list[Action]:
         """Somebody wants it ended, with everything it started.
@@ -287,6 +323,9 @@ class Exec:
     def _close(self, now_s: float, wall_s: float) -> list[Action]:
         self.closed = Closed(discarded_bytes=self.discarded_bytes, closed_at=wall_s)
         self.closed_s = now_s
+        if self._receipt is not None:
+            # 400 processes as objects are ten times the rest of a record, which stays for an hour.
+            self._receipt = msgspec.msgpack.encode(self.receipt)
         self.transcript.mark_closed()
         self._budget.finish(self.transcript)
         return [Close(self.closed)]

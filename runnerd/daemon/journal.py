@@ -17,7 +17,7 @@ import queue
 import signal
 import threading
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from typing import TYPE_CHECKING, Final, NamedTuple
 
 from runnerd.core.past import Past
@@ -35,7 +35,7 @@ BEHIND_MAX: Final = 4096  # handed over and not written: nor may that fill the m
 _BATCH_MAX: Final = 512
 _LAZY_MAX: Final = 256
 
-Rows = dict[int, Past | None]
+Rows = dict[int, Past | bytes | None]
 Done = Callable[[bool], None]
 
 
@@ -81,7 +81,7 @@ class Journal:
         reason: Why there is none.
         poller: Tells what the thread has done.
         log: For its failures.
-        everything: Returns every Past there is to know, for a journal that is written anew.
+        everything: Returns all there is to know, for a journal that is written anew.
         meta: Returns the numbers that are to be known with it.
         on_defect: Told of a failure of the thread that no disk can be blamed for: uncaught.
 
@@ -99,7 +99,7 @@ class Journal:
         *,
         poller: Poller,
         log: Log,
-        everything: Callable[[], Iterable[Past]],
+        everything: Callable[[], Mapping[int, Past | bytes]],
         meta: Callable[[], dict[str, int]],
         on_defect: Callable[[Exception], None],
     ) -> None:
@@ -170,11 +170,16 @@ class Journal:
             numbers: Theirs.
             highest: The highest ever dropped.
         """
-        self._lazy_meta["dropped"] = highest
+        if self._takes:
+            self._lazy_meta["dropped"] = highest
         self._keep(dict.fromkeys(numbers))
 
+    @property
+    def _takes(self) -> bool:
+        return self.is_on or self._retrying
+
     def _keep(self, rows: Rows) -> None:
-        if not (self.is_on or self._retrying) or not rows:
+        if not self._takes:
             return
         self._lazy |= rows
         if len(self._lazy) > _LAZY_MAX:
@@ -264,8 +269,7 @@ class Journal:
     def _write_anew(self) -> None:
         # What happens until it is written is handed over behind it.
         self._retrying = True
-        rows: Rows = {past.number: past for past in self._everything()}
-        self._queue.put(_Writing(rows, self._meta(), anew=True))
+        self._queue.put(_Writing({**self._everything()}, self._meta(), anew=True))
 
     def _works_again(self) -> None:
         self._retrying = False

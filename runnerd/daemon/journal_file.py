@@ -92,19 +92,23 @@ class JournalFile:
         self._top = top
 
     def write(
-        self, rows: Mapping[int, Past | None], meta: Mapping[str, int], *, anew: bool
+        self, rows: Mapping[int, Past | bytes | None], meta: Mapping[str, int], *, anew: bool
     ) -> None:
         """Write all of it or nothing.
 
         Args:
-            rows: By number; None takes a row away.
+            rows: By number, packed already or not; None takes a row away.
             meta: Numbers by name: `fence` and `dropped` as in Kept, where they have changed.
             anew: Whether the rows replace everything that is there.
 
         Raises:
             sqlite3.Error, OSError, MemoryError: See `errors`; nothing was changed.
         """
-        put = [(number, pack_past(past)) for number, past in rows.items() if past is not None]
+        put = [
+            (number, past if isinstance(past, bytes) else pack_past(past))
+            for number, past in rows.items()
+            if past is not None
+        ]
         execute = self._connection.execute
         if len(put) == len(rows) == 1 and not meta and not anew:
             execute(_PUT, put[0])

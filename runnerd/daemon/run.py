@@ -82,7 +82,7 @@ def _assemble(options: Options, guard: Guard, listener: Listener, log: Log) -> S
         warnings.append(f"the stop deadline is held by a stand-in ({guard.kind})")
     if not is_subreaper:
         warnings.append("this process is no subreaper: what a killed shim leaves is not found")
-    return Service(
+    service = Service(
         bounds=options.bounds,
         log=log,
         guard=guard,
@@ -106,6 +106,14 @@ def _assemble(options: Options, guard: Guard, listener: Listener, log: Log) -> S
         warnings=warnings,
         memory=memory,
     )
+    service.registry.restore(
+        memory.pasts,
+        memory.starts,
+        dropped=memory.dropped,
+        now_s=time.monotonic(),
+        wall_s=time.time(),
+    )
+    return service
 
 
 def _catch_strays(service: Service) -> None:

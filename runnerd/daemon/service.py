@@ -14,8 +14,8 @@ import trio
 
 import runnerd
 from runnerd.core.bounds import Bounds
+from runnerd.core.digest import content_of
 from runnerd.core.execs import Exec
-from runnerd.core.past import Past
 from runnerd.core.registry import Registry
 from runnerd.protocol.answers import Exit, Limits, OomOrder
 from runnerd.protocol.errors import RequestError
@@ -97,14 +97,15 @@ class Service:
         self.all_children_ours = all_children_ours
         self.warnings = warnings
         self.counters = Counters()
-        self.registry = Registry(bounds)
+        self.incarnation = secrets.token_hex(8)
+        self.registry = Registry(bounds, self.incarnation)
         self.state_path = memory.path
         self.journal = Journal(
             memory.file,
             memory.reason,
             poller=poller,
             log=log,
-            everything=self.everything,
+            everything=self.registry.everything,
             meta=self._meta,
             on_defect=lambda error: self.uncaught("journal", error),
         )
@@ -113,7 +114,6 @@ class Service:
         self.connections: set[Connection] = set()
         self.stdin_totals = StdinTotals(bounds)
         self.big_pipes = BigPipes()
-        self.incarnation = secrets.token_hex(8)
         self.version = runnerd.__version__
         self.features = sorted(METHODS)
         self.started_s = time.monotonic()
@@ -137,11 +137,17 @@ class Service:
         if self.guard.cause() is not None:
             # The lifeline ends natively, before the loop hears of it: parked shims leave already.
             self.registry.state = "stopping"
+        exec_id = params.exec_id or f"x-{secrets.token_hex(8)}"
+        content = content_of(params)
+        now_s = time.monotonic()
+        known = self.registry.recall(exec_id, content, params.horizon, now_s)
+        assert known is None
         accepted = self.registry.accept(
-            params.exec_id or f"x-{secrets.token_hex(8)}",
+            exec_id,
             params,
+            content=content,
             cwd=params.cwd or self.launcher.cwd,
-            now_s=time.monotonic(),
+            now_s=now_s,
             wall_s=time.time(),
             oom_kills=self.oom_kills(),
         )
@@ -166,19 +172,13 @@ class Service:
 
     def _meta(self) -> dict[str, int]:
         fence = self.fencing.fence.highest
-        return {} if fence is None else {"fence": fence}
+        return {"dropped": self.registry.dropped_number} | (
+            {} if fence is None else {"fence": fence}
+        )
 
     def journal_start(self, its_exec: Exec, owner: Owner, on_done: Callable[[bool], None]) -> None:
         """Write a start to the journal before its command runs; see Journal.begin."""
-        self.journal.begin(self.past_of(its_exec), owner, on_done)
-
-    def past_of(self, its_exec: Exec) -> Past:
-        """Return what is known of an exec, as it is kept beyond its record."""
-        return self.registry.past_of(its_exec)
-
-    def everything(self) -> list[Past]:
-        """Return what is known of every exec there was, as far as it is kept."""
-        return [self.past_of(each.exec) for each in self.running.values()]
+        self.journal.begin(self.registry.past_of(its_exec), owner, on_done)
 
     def start_error(self, its_exec: Exec, error: RequestError) -> RequestError:
         """Return what a failed start is told: the stop, where that has taken its shim away."""
@@ -224,8 +224,12 @@ class Service:
         self._drop_expired()
 
     def _drop_expired(self) -> None:
-        for exec_id in self.registry.take_dropped():
-            del self.running[exec_id]
+        for past in self.registry.take_settled():
+            self.running.pop(past.exec_id, None)
+            self.journal.note(past)
+        dropped = self.registry.take_dropped()
+        if dropped:
+            self.journal.dropped(dropped, self.registry.dropped_number)
 
     def warnings_now(self) -> list[str]:
         """Return what an operator should know: what was found at boot, and what is so now."""
@@ -256,7 +260,7 @@ class Service:
         self.counters.start_duration.observe((its_exec.phases.started_ms or 0.0) / 1000)
         self.log.debug("exec_started", exec_id=its_exec.exec_id, pid=its_exec.pid)
         if self.journal.exists:
-            self.journal.note(self.past_of(its_exec))
+            self.journal.note(self.registry.past_of(its_exec))
 
     def observe_unjournaled(self, why: str) -> None:
         """A start goes on without being in the journal: there is none, it failed, or is slow."""
@@ -285,13 +289,13 @@ class Service:
             wall_s=its_exit.wall_s,
         )
         if self.journal.exists:
-            self.journal.exited(self.past_of(its_exec))
+            self.journal.exited(self.registry.past_of(its_exec))
 
     def observe_closed(self, its_exec: Exec) -> None:
         """Nothing of an exec is left."""
         self.log.debug("exec_closed", exec_id=its_exec.exec_id)
         if self.journal.exists:
-            self.journal.note(self.past_of(its_exec))
+            self.journal.note(self.registry.past_of(its_exec))
 
     def refused(self, kind: str) -> None:
         """A request was refused."""

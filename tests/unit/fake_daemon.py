@@ -54,8 +54,8 @@ LIMITS: Final = Limits(
     finished_execs=1024,
     finished_s=3600,
     settled=16384,
-    spool_bytes=0,
-    spool_total_bytes=0,
+    spool_bytes=64 << 20,
+    spool_total_bytes=256 << 20,
     labels=32,
 )
 HELLO: Final = HelloAnswer(
