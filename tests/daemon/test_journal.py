@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import resource
 import signal
 import sqlite3
@@ -396,7 +395,7 @@ def test_neither_file_nor_memory_grows_with_the_number_of_execs(
         for _ in range(300):
             client.call("exec.start", argv=["true"], labels={"x": "y" * 200})
         wait_for(lambda: not client.call("daemon.info")["live_execs"])
-    size = sum(os.stat(path).st_size for path in (place / "state").iterdir())
+    size = sum(path.stat().st_size for path in (place / "state").iterdir())
     assert size < 3 * 1024 * 1024
     assert daemon.stop() == 0
     assert (place / "state" / "journal.sqlite").stat().st_size < 100 * 1024
