@@ -57,7 +57,7 @@ class Registry:
         self._settled = Settled(bounds.settled_execs_max)
         self._tombstones = Tombstones()
         self._newly_settled: list[Past] = []
-        self._dropped: list[str] = []
+        self._dropped: list[int] = []
         self.budget = TailBudget(bounds)
         self.starts = 0
         self.state: Literal["serving", "draining", "stopping"] = "serving"
@@ -134,6 +134,11 @@ class Registry:
             user=its_exec.user,
             labels=its_exec.labels,
         )
+
+    def everything(self) -> dict[int, Past | bytes]:
+        """Return all that those who come after are to know, by number; what is packed, packed."""
+        known: dict[int, Past | bytes] = dict(self._settled.packed())
+        return known | {each.number: self.past_of(each) for each in self._execs.values()}
 
     def live(self) -> list[Exec]:
         """Return every live exec, oldest first."""
@@ -299,8 +304,8 @@ class Registry:
         settled, self._newly_settled = self._newly_settled, []
         return settled
 
-    def take_dropped(self) -> list[str]:
-        """Return the ids of which nothing is known any more, dropped since the last call."""
+    def take_dropped(self) -> list[int]:
+        """Return the numbers of those of whom nothing is known any more since the last call."""
         dropped, self._dropped = self._dropped, []
         return dropped
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import heapq
 from collections import OrderedDict
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 
 import msgspec
 
@@ -45,7 +45,7 @@ class Settled:
 
     def restore(
         self, pasts: Iterable[Past], dropped: int, *, now_s: float, wall_s: float, keep_s: float
-    ) -> list[str]:
+    ) -> list[int]:
         """Take over what earlier incarnations knew; see Registry.restore.
 
         Args:
@@ -56,11 +56,11 @@ class Settled:
             keep_s: How long a record is kept from the exec's end.
 
         Returns:
-            The ids dropped.
+            The numbers dropped.
         """
         self.dropped_number = dropped
         by_id = {past.exec_id: past for past in sorted(pasts, key=lambda past: past.number)}
-        gone: list[str] = []
+        gone: list[int] = []
         ends = [(now_s - _age_s(past, wall_s), past.number, past) for past in by_id.values()]
         for ended_s, _, past in sorted(ends):
             known = _without_output(past)
@@ -75,40 +75,44 @@ class Settled:
         """The highest number of acceptance known; 0 = none."""
         return max(self._packed, default=0)
 
+    def packed(self) -> Mapping[int, bytes]:
+        """Return every past by number, as pack_past packs it."""
+        return self._packed
+
     def get(self, exec_id: str) -> Past | None:
         """Return what is known of an exec, None where that is nothing."""
         number = self._numbers.get(exec_id)
         return None if number is None else unpack_past(self._packed[number])
 
-    def add_marker(self, past: Past) -> list[str]:
-        """Keep a marker in place of what was kept of the exec; returns the ids dropped."""
+    def add_marker(self, past: Past) -> list[int]:
+        """Keep a marker in place of what was kept of the exec; returns the numbers dropped."""
         self._records.pop(past.number, None)
         return self._add(marker_of(past))
 
-    def add_record(self, past: Past, until_s: float) -> list[str]:
-        """Keep a record until then, added in order of `until_s`; returns the ids dropped."""
+    def add_record(self, past: Past, until_s: float) -> list[int]:
+        """Keep a record until then, added in order of `until_s`; returns the numbers dropped."""
         dropped = self._add(past)
         if past.number in self._packed:
             self._records[past.number] = until_s
         return dropped
 
-    def _add(self, past: Past) -> list[str]:
+    def _add(self, past: Past) -> list[int]:
         if past.number not in self._packed:
             heapq.heappush(self._heap, past.number)
         self._packed[past.number] = pack_past(past)
         self._numbers[past.exec_id] = past.number
-        dropped: list[str] = []
+        dropped: list[int] = []
         while len(self._packed) > self._most:
             dropped.append(self._drop_first())
         return dropped
 
-    def _drop_first(self) -> str:
+    def _drop_first(self) -> int:
         number = heapq.heappop(self._heap)
         exec_id = unpack_past(self._packed.pop(number)).exec_id
         del self._numbers[exec_id]
         self._records.pop(number, None)
         self.dropped_number = max(self.dropped_number, number)
-        return exec_id
+        return number
 
     def records_over(self, now_s: float, most: int) -> list[Past]:
         """Return the records past their time, and the oldest beyond `most`."""

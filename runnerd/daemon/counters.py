@@ -32,6 +32,7 @@ class Counters:
 
     def __init__(self) -> None:
         self.started = 0
+        self.starts_unjournaled: Counter[str] = Counter()
         self.start_failures: Counter[str] = Counter()
         self.exited: Counter[str] = Counter()
         self.refusals: Counter[str] = Counter()

@@ -10,6 +10,7 @@ import functools
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, Final
 
+from runnerd.core.fence import changes
 from runnerd.core.flow import Subscription
 from runnerd.core.past import Past
 from runnerd.core.remembered import no_output, over
@@ -72,6 +73,8 @@ def dispatch(service: Service, connection: Connection, codec: Codec, request: Re
     params = codec.params(request.params, kind)
     if request.id is None and request.method != "exec.ack":
         raise RequestError("invalid_request", "only exec.ack may be sent without an id")
+    if changes(request.method, getattr(params, "subscriber", None)):
+        service.fencing.fence.check(connection.fence)
     _serve(Call(service, connection, request.id, request.method), params)
 
 
@@ -100,18 +103,32 @@ def _hello(call: Call, params: Hello) -> None:
             "incarnation_changed",
             f"this is incarnation {service.incarnation}, not {params.incarnation}",
         )
-    call.connection.is_open = True
-    call.connection.client = params.client
-    call.answer(
-        HelloAnswer(
-            protocol=spoken[0],
-            incarnation=service.incarnation,
-            version=service.version,
-            features=service.features,
-            limits=service.limits,
-            starts=service.registry.starts,
+    connection = call.connection
+    connection.is_open = True
+    connection.client = params.client
+    connection.hold()  # what comes behind the hello of a new owner waits until that is durable
+
+    @call.later
+    def durable(is_durable: bool) -> None:  # noqa: FBT001 - an answer, not a mode
+        connection.release()
+        call.answer(
+            HelloAnswer(
+                protocol=spoken[0],
+                incarnation=service.incarnation,
+                version=service.version,
+                features=service.features,
+                limits=service.limits,
+                starts=service.registry.starts,
+                fence=service.fencing.fence.highest,
+                journal=is_durable,
+            )
         )
-    )
+
+    try:
+        connection.fence = service.fencing.take(params.fence, durable)
+    except BaseException:
+        connection.release()
+        raise
 
 
 def _ping(call: Call, _params: NoParams) -> None:

@@ -156,6 +156,21 @@ class _Collector:
             counters.stray_failures,
             "task",
         )
+        yield self._counter(
+            "runnerd_starts_unjournaled",
+            "Starts that went on without being in the journal, by reason.",
+            counters.starts_unjournaled,
+            "reason",
+        )
+        yield self._single(
+            "runnerd_journal",
+            "Whether there is a working journal.",
+            service.journal.is_on,
+            gauge=True,
+        )
+        yield self._single(
+            "runnerd_journal_failures", "How often the journal failed.", service.journal.failures
+        )
         yield self._single(
             "runnerd_signals_refused",
             "Stop signals sent by the daemon's own descendants, not obeyed.",

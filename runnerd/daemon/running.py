@@ -132,13 +132,23 @@ class Running:
 
     # ------------------------------------------------------------------ start
 
+    def start(self) -> None:
+        """Launch it once it is journaled, or that has taken too long."""
+        self._attempt(lambda: self._starting.begin(self.launch))
+
     def launch(self) -> None:
         """Hand the command to a shim, unless it was ended first; a failure is its answer."""
-        if self.exec.state is not State.STARTING:
-            return
+        if self.exec.state is State.STARTING:
+            self._attempt(self._hand_over)
+
+    def _hand_over(self) -> None:
+        self._pipes = self._starting.pipes
+        self._shim = self._starting.launch(self._take_message, self._shim_lost)
+        self._ender = ShimEnder(self.exec, self._shim, self._poller, self)
+
+    def _attempt(self, part_of_start: Callable[[], None]) -> None:
         try:
-            self._shim, self._pipes = self._starting.launch(self._take_message, self._shim_lost)
-            self._ender = ShimEnder(self.exec, self._shim, self._poller, self)
+            part_of_start()
         except RequestError as error:
             self._starting.fail(error)
         except Exception as error:  # noqa: BLE001 - stray: it costs this exec alone

@@ -23,13 +23,16 @@ from runnerd.protocol.errors import RequestError
 from runnerd.protocol.requests import LABELS_MAX, METHODS, ExecStart
 
 from .counters import Counters
+from .fencing import Fencing
 from .guard import CAUSE_ERROR, CAUSE_STOP, Guard
+from .journal import Journal
 from .launcher import Launcher
 from .log import Log
 from .memory import OomCounter
 from .pipes import BigPipes
 from .poller import Poller
 from .reaper import Reaper
+from .remembering import Memory
 from .running import OnStart, Running
 from .shims import ShimPool
 from .stdin_pump import StdinTotals
@@ -54,6 +57,7 @@ class Service:
         reaper: Waits.
         oom_counter: The cgroup's counter.
         oom_order: What was found about it at boot.
+        memory: What earlier incarnations left, and where this one may leave something.
 
     Attributes:
         running: Every exec that is live or kept, by id.
@@ -79,6 +83,7 @@ class Service:
         is_subreaper: bool,
         all_children_ours: bool,
         warnings: list[str],
+        memory: Memory,
     ) -> None:
         self.bounds = bounds
         self.log = log
@@ -95,6 +100,17 @@ class Service:
         self.counters = Counters()
         self.incarnation = secrets.token_hex(8)
         self.registry = Registry(bounds, self.incarnation)
+        self.state_path = memory.path
+        self.journal = Journal(
+            memory.file,
+            memory.reason,
+            poller=poller,
+            log=log,
+            everything=self.registry.everything,
+            meta=self._meta,
+            on_defect=lambda error: self.uncaught("journal", error),
+        )
+        self.fencing = Fencing(memory.fence, journal=self.journal, poller=poller, owner=self)
         self.running: dict[str, Running] = {}
         self.connections: set[Connection] = set()
         self.stdin_totals = StdinTotals(bounds)
@@ -143,7 +159,13 @@ class Service:
         )
         running = Running(self, accepted, params, on_start)
         self.running[accepted.exec_id] = running
-        running.launch()
+        running.start()
+
+    def _meta(self) -> dict[str, int]:
+        fence = self.fencing.fence.highest
+        return {"dropped": self.registry.dropped_number} | (
+            {} if fence is None else {"fence": fence}
+        )
 
     def start_error(self, its_exec: Exec, error: RequestError) -> RequestError:
         """Return what a failed start is told: the stop, where that has taken its shim away."""
@@ -180,6 +202,7 @@ class Service:
         """A start failed: nothing of it is kept, its id is free."""
         self.registry.failed(failed)
         del self.running[failed.exec_id]
+        self.journal.failed(failed.number)
         self._note_idle()
 
     def forget(self, exec_id: str) -> None:
@@ -210,7 +233,16 @@ class Service:
     def _drop_expired(self) -> None:
         for past in self.registry.take_settled():
             self.running.pop(past.exec_id, None)
-        self.registry.take_dropped()
+            self.journal.note(past)
+        dropped = self.registry.take_dropped()
+        if dropped:
+            self.journal.dropped(dropped, self.registry.dropped_number)
+
+    def warnings_now(self) -> list[str]:
+        """Return what an operator should know: what was found at boot, and what is so now."""
+        if not self.journal.exists or self.journal.is_on:
+            return self.warnings
+        return [*self.warnings, f"the journal has failed: {self.journal.reason}"]
 
     def live(self) -> list[Running]:
         """Return every live exec."""
@@ -234,6 +266,12 @@ class Service:
         self.counters.started += 1
         self.counters.start_duration.observe((its_exec.phases.started_ms or 0.0) / 1000)
         self.log.debug("exec_started", exec_id=its_exec.exec_id, pid=its_exec.pid)
+        if self.journal.exists:
+            self.journal.note(self.registry.past_of(its_exec))
+
+    def observe_unjournaled(self, why: str) -> None:
+        """A start goes on without being in the journal: there is none, it failed, or is slow."""
+        self.counters.starts_unjournaled[why] += 1
 
     def observe_start_failed(self, its_exec: Exec, error: RequestError) -> None:
         """A start failed."""
@@ -257,10 +295,14 @@ class Service:
             reason=its_exit.reason,
             wall_s=its_exit.wall_s,
         )
+        if self.journal.exists:
+            self.journal.exited(self.registry.past_of(its_exec))
 
     def observe_closed(self, its_exec: Exec) -> None:
         """Nothing of an exec is left."""
         self.log.debug("exec_closed", exec_id=its_exec.exec_id)
+        if self.journal.exists:
+            self.journal.note(self.registry.past_of(its_exec))
 
     def refused(self, kind: str) -> None:
         """A request was refused."""

@@ -177,8 +177,9 @@ class RegistryMachine(RuleBasedStateMachine):
         """As the journal does with what the registry lets go of."""
         for past in self.registry.take_settled():
             self.journal[past.exec_id] = unpack_past(pack_past(past))
-        for exec_id in self.registry.take_dropped():
-            del self.journal[exec_id]
+        by_number = {past.number: exec_id for exec_id, past in self.journal.items()}
+        for number in self.registry.take_dropped():
+            del self.journal[by_number[number]]
 
     def pick(self, at: int, *, exited: bool | None = None) -> Exec | None:
         live = [each for each in self.registry.live() if exited in (None, each.has_exited)]
