@@ -136,7 +136,7 @@ class Exec:
         self.discarded_bytes = 0
         self.closed_s: float | None = None
         self.phases = Phases()
-        self.transcript = Transcript(budget, sha256=params.sha256)
+        self.transcript = Transcript(budget, sha256=params.sha256, exec_id=exec_id)
         self.stdin = StdinQueue() if params.stdin == "pipe" else None
         flow = params.flow or ("drop" if params.attach is None else "block")
         self.gate = Gate(flow, params.hold_s, now_s)

@@ -18,6 +18,7 @@ from runnerd.protocol.requests import ExecStart
 
 from .bounds import TOMBSTONE_S, TOMBSTONES_MAX, Bounds
 from .execs import Exec
+from .spool import Slots
 from .transcript import TailBudget
 
 _RETRY_S = 1.0
@@ -28,6 +29,7 @@ class Registry:
 
     Args:
         bounds: The limits in force.
+        slots: Where transcripts' blocks lie on disk, None where there is no spool.
 
     Attributes:
         starts: Starts accepted so far.
@@ -35,14 +37,14 @@ class Registry:
         budget: What all transcripts may cost together.
     """
 
-    def __init__(self, bounds: Bounds) -> None:
+    def __init__(self, bounds: Bounds, slots: Slots | None = None) -> None:
         self._bounds = bounds
         self._execs: OrderedDict[str, Exec] = OrderedDict()
         self._live: dict[str, Exec] = {}
         self._finished: OrderedDict[str, Exec] = OrderedDict()
         self._tombstones: OrderedDict[str, float] = OrderedDict()
         self._dropped: list[str] = []
-        self.budget = TailBudget(bounds)
+        self.budget = TailBudget(bounds, slots)
         self.starts = 0
         self.state: Literal["serving", "draining", "stopping"] = "serving"
 

@@ -60,6 +60,7 @@ def take_process() -> bool:
     """
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)  # ignored, the kernel would reap for us
     signal.signal(signal.SIGPIPE, signal.SIG_IGN)
+    signal.signal(signal.SIGXFSZ, signal.SIG_IGN)  # a file size limit is an error, not our end
     os.umask(0o022)
     os.chdir("/")  # the directory we were started in may go away
     with contextlib.suppress(OSError):

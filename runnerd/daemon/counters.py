@@ -40,6 +40,7 @@ class Counters:
         self.dropped_bytes = 0
         self.survivors = 0
         self.shims_lost = 0
+        self.spool_degraded = 0
         self.oom_kills = 0
         self.connections_total = 0
         self.connections_stuck = 0

@@ -18,7 +18,8 @@ from typing import TYPE_CHECKING, Final
 import trio
 
 from runnerd.core.flow import Gap, Subscription, Terminal
-from runnerd.core.transcript import STREAMS, Record
+from runnerd.core.spool import Block, Record
+from runnerd.core.transcript import STREAMS
 from runnerd.protocol.answers import ClosedNote, ExitedNote, GapNote, OutputNote
 from runnerd.protocol.codec import Codec
 
@@ -213,6 +214,10 @@ class Outgoing:
         for _ in range(_TURN_RECORDS):
             item = subscription.next_item()
             if item is None:
+                break
+            if isinstance(item, Block):
+                spool = self._service.spool
+                spool.read(subscription.transcript, item, subscription, self.wake)
                 break
             message = self._encode(subscription, running, item)
             batch.append(message)

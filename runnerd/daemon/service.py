@@ -30,6 +30,8 @@ from .poller import Poller
 from .reaper import Reaper
 from .running import Running
 from .shims import ShimPool
+from .spool import Spooler
+from .spool_file import SpoolPlace
 from .stdin_pump import StdinTotals
 
 if TYPE_CHECKING:
@@ -44,6 +46,7 @@ class Service:
 
     Args:
         bounds: The limits in force.
+        spool_place: Where transcripts go on disk.
         log: Where lines go.
         guard: Holds the stop deadline.
         poller: Descriptors and timers.
@@ -65,6 +68,7 @@ class Service:
         self,
         *,
         bounds: Bounds,
+        spool_place: SpoolPlace,
         log: Log,
         guard: Guard,
         poller: Poller,
@@ -91,7 +95,15 @@ class Service:
         self.all_children_ours = all_children_ours
         self.warnings = warnings
         self.counters = Counters()
-        self.registry = Registry(bounds)
+        self.registry = Registry(bounds, spool_place.slots)
+        self.spool = Spooler(
+            spool_place,
+            self.registry.budget,
+            poller,
+            counters=self.counters,
+            log=log,
+            on_stray=lambda error: self.stray(error, "spool"),
+        )
         self.running: dict[str, Running] = {}
         self.connections: set[Connection] = set()
         self.stdin_totals = StdinTotals(bounds)
@@ -101,7 +113,7 @@ class Service:
         self.features = sorted(METHODS)
         self.started_s = time.monotonic()
         self.started_at = time.time()
-        self.limits = _limits(bounds)
+        self.limits = _limits(bounds, has_spool=spool_place.slots is not None)
         self.when_idle = trio.Event()  # replaced by who waits for it
         self._oom_counter = oom_counter
 
@@ -258,7 +270,7 @@ class Service:
         self.guard.arm(0, CAUSE_STOP)
 
 
-def _limits(bounds: Bounds) -> Limits:
+def _limits(bounds: Bounds, *, has_spool: bool) -> Limits:
     return Limits(
         frame_bytes=bounds.frame_bytes_max,
         connections=bounds.connections_max,
@@ -274,7 +286,7 @@ def _limits(bounds: Bounds) -> Limits:
         finished_execs=bounds.finished_execs_max,
         finished_s=bounds.finished_s_max,
         settled=bounds.settled_execs_max,
-        spool_bytes=bounds.spool_bytes_max,
-        spool_total_bytes=bounds.spool_total_bytes_max,
+        spool_bytes=bounds.spool_bytes_max if has_spool else 0,
+        spool_total_bytes=bounds.spool_total_bytes_max if has_spool else 0,
         labels=LABELS_MAX,
     )
