@@ -114,7 +114,7 @@ class Exec:
     ) -> None:
         self.exec_id = exec_id
         self.number = number
-        self.argv = shown_argv(params.argv)
+        self._argv = "\0".join(shown_argv(params.argv)).encode()
         self.cwd = cwd
         self.user = params.user
         self.labels = params.labels
@@ -126,7 +126,7 @@ class Exec:
         self.grace_s = params.grace_s
         self.ending: Reason | None = None
         self.end_by_s: float | None = None
-        self.receipt: Receipt | None = None
+        self._receipt: Receipt | bytes | None = None
         self.survivors: list[Survivor] = []
         self.forced = False
         self.is_empty = False
@@ -149,6 +149,22 @@ class Exec:
         self._oom_kills = oom_kills
         self._alone = alone
         budget.add(self.transcript)
+
+    @property
+    def argv(self) -> list[str]:
+        """What is shown of its argv."""
+        # Kept as bytes: as a list of many short texts it would cost tens of times as much.
+        return self._argv.decode().split("\0")
+
+    @property
+    def receipt(self) -> Receipt | None:
+        """What ending it has done so far; final, a copy, once it is closed."""
+        kept = self._receipt
+        return msgspec.msgpack.decode(kept, type=Receipt) if isinstance(kept, bytes) else kept
+
+    @receipt.setter
+    def receipt(self, receipt: Receipt) -> None:
+        self._receipt = receipt
 
     @property
     def is_live(self) -> bool:
@@ -191,6 +207,10 @@ class Exec:
         if self.phases.first_byte_ms is None:
             self.phases.first_byte_ms = self._ms(now_s)
         self.transcript.append(stream, data)
+
+    def discarded(self, size: int) -> None:
+        """Bytes in its pipes that nobody will read any more."""
+        self.discarded_bytes += size
 
     def end(self, reason: Reason, grace_s: float | None, now_s: float) -> list[Action]:
         """Somebody wants it ended, with everything it started.
@@ -286,6 +306,9 @@ class Exec:
     def _close(self, now_s: float, wall_s: float) -> list[Action]:
         self.closed = Closed(discarded_bytes=self.discarded_bytes, closed_at=wall_s)
         self.closed_s = now_s
+        if self._receipt is not None:
+            # 400 processes as objects are ten times the rest of a record, which stays for an hour.
+            self._receipt = msgspec.msgpack.encode(self.receipt)
         self.transcript.mark_closed()
         self._budget.finish(self.transcript)
         return [Close(self.closed)]

@@ -24,7 +24,7 @@ from runnerd.protocol.framing import Encoding, FrameSplitter, FramingError
 
 from .access import Peer
 from .effects import each_of
-from .ends import Waiting
+from .ends import Cancelling, Waiting
 from .methods import dispatch
 from .outgoing import Outgoing
 from .running import Running
@@ -64,7 +64,7 @@ class Connection:
         self._refusal = refusal
         self._splitter = FrameSplitter(service.bounds.frame_bytes_max)
         self._codec: Codec | None = None
-        self.waiting: set[Waiting] = set()
+        self.waiting: set[Waiting | Cancelling] = set()
         self._reserved = 0
         self._unanswered: set[RequestId] = set()
         self._next_subscription = 1

@@ -112,9 +112,10 @@ class ShimEnder:
 
 def receipt_of(its_exec: Exec) -> Receipt:
     """Return the exec's receipt, made at its first use."""
-    if its_exec.receipt is None:
-        its_exec.receipt = Receipt()
-    return its_exec.receipt
+    receipt = its_exec.receipt
+    if receipt is None:
+        its_exec.receipt = receipt = Receipt()
+    return receipt
 
 
 def _listed(processes: tuple[SignalledProcess, ...]) -> list[ReceiptProcess]:

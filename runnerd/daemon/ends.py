@@ -30,16 +30,32 @@ def cancel(call: Call, params: ExecCancel) -> None:
         )
         return
     running.end("cancelled", params.grace_s)
+    Cancelling(call, running, wait=params.wait).check()
 
-    @call.later
-    def check() -> None:
-        answer = _cancel_answer(running, wait=params.wait)
+
+class Cancelling:
+    """One exec.cancel that has taken effect: answered once there is something to tell."""
+
+    def __init__(self, call: Call, running: Running, *, wait: bool) -> None:
+        self._call = call
+        self._running = running
+        self._wait = wait
+        self._on_end = call.later(self.check)
+        call.connection.waiting.add(self)
+
+    def abandon(self) -> None:
+        """Nobody is there any more to be answered: leave nothing with the exec."""
+        self._running.forget_end_waiter(self._on_end)
+        self._call.connection.waiting.discard(self)
+
+    def check(self) -> None:
+        """Answer if it is time, else wait on."""
+        answer = _cancel_answer(self._running, wait=self._wait)
         if answer is None:
-            running.when_ended(check)
+            self._running.when_ended(self._on_end)
         else:
-            call.answer(answer)
-
-    check()
+            self.abandon()
+            self._call.answer(answer)
 
 
 def _cancel_answer(running: Running, *, wait: bool) -> CancelAnswer | None:
@@ -56,6 +72,8 @@ def _cancel_answer(running: Running, *, wait: bool) -> CancelAnswer | None:
 def wait(call: Call, params: ExecWait) -> None:
     """Wait for an exec's end."""
     running = call.service.known(params.exec_id)
+    if call.connection.is_gone:
+        return  # it waited for the start, and its connection did not
     waiting = Waiting(call, running, params)
     waiting.check()
 
@@ -85,8 +103,8 @@ class Waiting:
     def abandon(self) -> None:
         """Nobody is there any more to be answered: leave nothing with the exec."""
         self._done = True
-        self._running.forget_waiter(self._on_exit)
-        self._running.forget_waiter(self._on_end)
+        self._running.forget_exit_waiter(self._on_exit)
+        self._running.forget_end_waiter(self._on_end)
         self._call.connection.waiting.discard(self)
         if self._timer is not None:
             self._timer.cancel()

@@ -1,9 +1,10 @@
 """Read one exec's output pipes into its transcript, and know when that is done.
 
 Three times, three rules. While the command runs, pipes are read as long as its gate is open. At
-its exit, what is in them then is read whatever the gate or the clock says, and the rest until
-EOF or the end of the drain. Once the exit is published, leftovers are read slowly and thrown
-away: closed pipes would kill a server at its next log line, full ones would stop it.
+its exit, what is in them then is read whatever the gate or the clock says, and more until EOF or
+the end of the drain: one chunk of each whatever the gate says, the rest as it does. Once the exit
+is published, leftovers are read slowly and thrown away: closed pipes would kill a server at its
+next log line, full ones would stop it.
 """
 
 from __future__ import annotations
@@ -23,6 +24,7 @@ from .poller import EPOLLIN, Owner, Poller, Timer
 _DISCARD_PAUSE_S = 0.05  # 64 KiB each: leftovers write 1.3 MB/s at most, at 20 wake-ups a second
 _READS_MAX = 4  # of one pipe in a turn, while each finds a whole chunk
 _BULK_READS = 16  # whole chunks after which a stream is a bulk one
+_PIPE_BYTES_MAX = 1 << 20  # what a pipe holds at most, /proc/sys/fs/pipe-max-size
 _STREAMS: tuple[Literal[0], Literal[1]] = (0, 1)
 
 
@@ -63,6 +65,7 @@ class OutputPump:
         self._is_big = [False, False]
         self._watching = [False, False]
         self._discarding = False
+        self._past_gate = [0, 0]  # bytes of each that are read though the gate is shut
         self._resume: Timer | None = None
 
     @property
@@ -73,7 +76,10 @@ class OutputPump:
     @property
     def is_waiting(self) -> bool:
         """Whether the gate holds the reading back."""
-        return not self.at_eof and not any(self._watching) and self._resume is None
+        return self._resume is None and any(
+            fd is not None and not watched
+            for fd, watched in zip(self._pipes.output, self._watching, strict=True)
+        )
 
     def start(self) -> None:
         """Begin to read."""
@@ -81,10 +87,12 @@ class OutputPump:
 
     def gate_changed(self) -> None:
         """Watch the pipes if the gate is open; to be called whenever a reader got further."""
-        if self._discarding or not self._may_read():
+        if self._discarding:
             return
+        is_open = self._may_read()
         for stream in _STREAMS:
-            self._watch(stream)
+            if is_open or self._past_gate[stream]:
+                self._watch(stream)
 
     def _may_read(self) -> bool:
         return self._exec.gate.may_read(self._exec.transcript, self._tail_bytes())
@@ -106,24 +114,31 @@ class OutputPump:
         if self._discarding:
             self._discard(stream)
             return
-        if not self._may_read():
+        if self._may_read():
+            for _ in range(_READS_MAX):
+                if self._read(stream) < CHUNK_BYTES or not self._may_read():
+                    break
+        elif self._past_gate[stream]:
+            self._read_past_gate(stream)
+        else:
             # Unwatched, not watched for nothing: a hang-up is reported all the same.
-            self._unwatch(0)
-            self._unwatch(1)
+            for each in _STREAMS:
+                if not self._past_gate[each]:
+                    self._unwatch(each)
             return
-        for _ in range(_READS_MAX):
-            if self._read(stream) < CHUNK_BYTES or not self._may_read():
-                break
         if self.at_eof:
             self._on_eof()
 
-    def _read(self, stream: Literal[0, 1]) -> int:
+    def _read_past_gate(self, stream: Literal[0, 1]) -> None:
+        self._past_gate[stream] -= self._read(stream, self._past_gate[stream])
+
+    def _read(self, stream: Literal[0, 1], bytes_max: int = CHUNK_BYTES) -> int:
         """Read once; returns the bytes, 0 at EOF or where nothing waits."""
         fd = self._pipes.output[stream]
         if fd is None:
             return 0
         try:
-            data = os.read(fd, chunk_bytes(self._tail_bytes()))
+            data = os.read(fd, min(bytes_max, chunk_bytes(self._tail_bytes())))
         except BlockingIOError:
             return 0
         if not data:
@@ -148,6 +163,9 @@ class OutputPump:
     def drain(self) -> bool:
         """Read all that is in the pipes now, whatever the gate says.
 
+        A command with CAP_SYS_RESOURCE can make a pipe of gigabytes. Those would all be read here,
+        at one go, and kept: what is beyond a pipe's usual size is read as the gate says.
+
         Returns:
             Whether both are at EOF; else go on until on_eof or the drain's end.
         """
@@ -155,16 +173,15 @@ class OutputPump:
             fd = self._pipes.output[stream]
             if fd is None:
                 continue
-            rest = bytes_waiting(fd)
+            rest = min(bytes_waiting(fd), _PIPE_BYTES_MAX)
             while rest > 0:
                 size = self._read(stream)
                 if not size:
                     break
                 rest -= size
+            self._past_gate[stream] = CHUNK_BYTES
             if rest <= 0:
-                # Most often EOF, which spares the wait for it. The gate is not asked: shut, it
-                # would hold the exit back to the end of the drain; this is one chunk at most.
-                self._read(stream)
+                self._read_past_gate(stream)  # most often EOF, which spares the wait for it
         if not self.at_eof:
             self.gate_changed()
         return self.at_eof
@@ -195,6 +212,10 @@ class OutputPump:
             self._resume.cancel()
         for stream in _STREAMS:
             self._close(stream)
+
+    def bytes_left(self) -> int:
+        """Return how many bytes nobody has read."""
+        return sum(bytes_waiting(fd) for fd in self._pipes.output if fd is not None)
 
     def inodes(self) -> set[int]:
         """Return the inodes of the pipes still open."""

@@ -117,4 +117,4 @@ class BigPipes:
 
 def bytes_waiting(fd: int) -> int:
     """Return how many bytes a pipe holds now. Source: FIONREAD, ioctl_tty(2), pipe(7)."""
-    return int(struct.unpack("i", fcntl.ioctl(fd, termios.FIONREAD, b"\0\0\0\0"))[0])
+    return int(struct.unpack("I", fcntl.ioctl(fd, termios.FIONREAD, b"\0\0\0\0"))[0])

@@ -38,18 +38,20 @@ class Owner(Protocol):
 class Timer:
     """A call to come; cancel it at any time, also after it was made."""
 
-    __slots__ = ("_poller", "call", "owner")
+    __slots__ = ("_poller", "call", "is_queued", "owner")
 
     def __init__(self, poller: Poller, owner: Owner, call: Callable[[], None]) -> None:
         self._poller = poller
         self.owner: Owner | None = owner
         self.call: Callable[[], None] | None = call
+        self.is_queued = True
 
     def cancel(self) -> None:
         """Do not call; and let go of the owner, who may be gone long before the time comes."""
         if self.call is not None:
             self.call = self.owner = None
-            self._poller.timer_cancelled()
+            if self.is_queued:
+                self._poller.timer_cancelled()
 
 
 class Poller:
@@ -164,13 +166,17 @@ class Poller:
     def _run_timers(self) -> None:
         now_s = time.monotonic()
         # Only what is due now: a timer armed by a timer gets its turn after the descriptors.
-        for _ in range(len(self._timers)):
-            if not self._timers or self._timers[0][0] > now_s:
-                return  # a call may have cancelled others, and the heap been swept
+        due: list[Timer] = []
+        while self._timers and self._timers[0][0] <= now_s:
             timer = heapq.heappop(self._timers)[2]
+            if timer.call is None:
+                self._cancelled -= 1
+            else:
+                timer.is_queued = False
+                due.append(timer)
+        for timer in due:
             call, owner = timer.call, timer.owner
             timer.call = timer.owner = None
             if call is None or owner is None:
-                self._cancelled -= 1
-                continue
+                continue  # cancelled by one before it
             self._call(owner, lambda _events, call=call: call(), 0)  # type: ignore[misc]

@@ -91,8 +91,9 @@ class Running:
         self.exec = its_exec
         self._service = service
         self._poller = service.poller
-        self._exit_waiters: list[Callable[[Exit], None]] = []
-        self._end_waiters: list[Callable[[], None]] = []
+        # By insertion, and quick to leave: thousands may wait for one exec.
+        self._exit_waiters: dict[Callable[[Exit], None], None] = {}
+        self._end_waiters: dict[Callable[[], None], None] = {}
         self._signal_waiters: list[Callable[[int | RequestError], None]] = []
         self._timers = Timers(service.poller, self)
         self._shim: Shim | None = None
@@ -173,8 +174,14 @@ class Running:
             self._end_changed()
 
     def _emptied(self) -> None:
-        if self.exec.state in (State.DRAINING, State.LINGERING):
-            self._carry_out(self.exec.emptied(time.monotonic(), time.time()))
+        if self.exec.state not in (State.DRAINING, State.LINGERING):
+            return
+        output, lingered = self._output, self.exec.state is State.LINGERING
+        if lingered and output is not None:
+            self.exec.discarded(output.bytes_left())
+        self._carry_out(self.exec.emptied(time.monotonic(), time.time()))
+        if not lingered and output is not None and output.drain():
+            self._drained()  # what is in the pipes now is the last of it
 
     def _started(self, message: Started) -> None:
         if self.exec.state is not State.STARTING:
@@ -262,6 +269,8 @@ class Running:
         self._timers.cancel("drain")
         if self.exec.state not in (State.DRAINING, State.DRAINING_EMPTY):
             return
+        if self.exec.state is State.DRAINING_EMPTY and self._output is not None:
+            self.exec.discarded(self._output.bytes_left())  # of who is no process of it
         actions = self.exec.drained(
             time.monotonic(),
             time.time(),
@@ -293,7 +302,7 @@ class Running:
             self._drained()
 
     def _publish(self, its_exit: Exit) -> None:
-        waiters, self._exit_waiters = self._exit_waiters, []
+        waiters, self._exit_waiters = self._exit_waiters, {}
         each_of(
             lambda: self._service.observe_exited(self.exec, its_exit),
             lambda: None if self._output is None else self._output.discard(),
@@ -344,10 +353,10 @@ class Running:
 
     def when_ended(self, call: Callable[[], None]) -> None:
         """Call once it is closed, or it is known who survives; again may be called for news."""
-        self._end_waiters.append(call)
+        self._end_waiters[call] = None
 
     def _end_changed(self) -> None:
-        waiters, self._end_waiters = self._end_waiters, []
+        waiters, self._end_waiters = self._end_waiters, {}
         each_of(*waiters)
 
     @property
@@ -357,12 +366,15 @@ class Running:
 
     def when_exited(self, call: Callable[[Exit], None]) -> None:
         """Call once the exit is published."""
-        self._exit_waiters.append(call)
+        self._exit_waiters[call] = None
 
-    def forget_waiter(self, call: Callable[[Exit], None] | Callable[[], None]) -> None:
+    def forget_exit_waiter(self, call: Callable[[Exit], None]) -> None:
         """Do not call it any more."""
-        self._exit_waiters = [each for each in self._exit_waiters if each is not call]
-        self._end_waiters = [each for each in self._end_waiters if each is not call]
+        self._exit_waiters.pop(call, None)
+
+    def forget_end_waiter(self, call: Callable[[], None]) -> None:
+        """Do not call it any more."""
+        self._end_waiters.pop(call, None)
 
     # ------------------------------------------------------------------ a shim that is gone
 
@@ -405,13 +417,15 @@ class Running:
         waiters, self._signal_waiters = self._signal_waiters, []
         for waiter in waiters:
             waiter(RequestError("internal", "the shim was lost"))
-        self._adopted = self._adopt_tree(self.exec.pid)
+        self._adopted = adopted = self._adopt_tree(self.exec.pid)
         if self.exec.status is None:
             self._service.reaper.adopt(self.exec.pid, self, self._adopted_exited)
+        if self._adopted is not adopted:
+            return  # it was reaped already, it was the last, and all of it is closed
         grace_s = self.exec.grace_s
         if self.exec.end_by_s is not None:
             grace_s = max(0.0, self.exec.end_by_s - time.monotonic())
-        self._adopted.end(grace_s)
+        adopted.end(grace_s)
 
     def _adopted_exited(self, status: ExitStatus) -> None:
         self._exited(status)

@@ -6,6 +6,7 @@ import os
 import time
 from collections import deque
 from collections.abc import Callable
+from typing import Final
 
 from runnerd.core.bounds import Bounds
 from runnerd.core.stdin import StdinQueue
@@ -16,11 +17,13 @@ from runnerd.protocol.requests import ExecWrite
 from .pipes import Pipes
 from .poller import EPOLLOUT, Owner, Poller, Timer
 
+_WRITE_COST_BYTES: Final = 1024  # what a write that waits costs beside its bytes, also without any
+
 Reply = Callable[[WriteAnswer | RequestError], None]
 
 
 class StdinTotals:
-    """Bytes queued for stdin over all execs, and bytes of writes that wait for room.
+    """Bytes queued for stdin over all execs, and what the writes cost that wait for room.
 
     Both are bounded by stdin_total_bytes_max, each for itself.
     """
@@ -55,6 +58,11 @@ class _Write:
         self.writer = writer
         self.offset = request.offset
         self.until_s = now_s + (request.wait_s or 0.0)
+
+    @property
+    def cost_bytes(self) -> int:
+        """What it costs while it waits; its writer may be gone, and its effect is still owed."""
+        return len(self.request.data) + _WRITE_COST_BYTES
 
 
 class StdinPump:
@@ -107,11 +115,11 @@ class StdinPump:
         if not self._is_held_up(write) and self._take(write, room_bytes):
             return
         totals = self._totals
-        if totals.waiting_bytes + len(request.data) > totals.bounds.stdin_total_bytes_max:
+        if totals.waiting_bytes + write.cost_bytes > totals.bounds.stdin_total_bytes_max:
             reply(self._too_much_waits())
             return
         self._waiting.append(write)
-        totals.waiting_bytes += len(request.data)
+        totals.waiting_bytes += write.cost_bytes
         self._wake_at_first()
 
     def _is_held_up(self, write: _Write) -> bool:
@@ -122,7 +130,7 @@ class StdinPump:
     def _too_much_waits(self) -> RequestError:
         return RequestError(
             "busy",
-            f"{self._totals.waiting_bytes} bytes wait to be written to commands' stdin",
+            f"{self._totals.waiting_bytes} bytes of writes wait for room in commands' stdin",
             preserved="what was taken before is kept; repeat the write with its offset",
             retry_after_s=1.0,
             accepted_bytes=self._queue.accepted_bytes,
@@ -142,7 +150,7 @@ class StdinPump:
 
     def _next_waiting(self) -> _Write:
         write = self._waiting.popleft()
-        self._totals.waiting_bytes -= len(write.request.data)
+        self._totals.waiting_bytes -= write.cost_bytes
         return write
 
     def _take(self, write: _Write, room_bytes: int) -> bool:
@@ -215,7 +223,7 @@ class StdinPump:
             write = self._next_waiting()  # first: taking it may find the pipe closed, and close all
             if not self._take(write, self.room_bytes):
                 self._waiting.appendleft(write)
-                self._totals.waiting_bytes += len(write.request.data)
+                self._totals.waiting_bytes += write.cost_bytes
                 break
         self._wake_at_first()
 

@@ -5,13 +5,15 @@ from __future__ import annotations
 import os
 import signal
 import sys
+import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 import pytest
 
+from runnerd.daemon.poller import Poller
 from tests import needs
-from tests.daemon.looking import command_name, living, seconds, shim_of
+from tests.daemon.looking import command_name, living, planted, seconds, shim_of
 from tests.harness import RunnerdProcess, children, descendants, is_alive, wait_for
 from tests.raw import RawClient
 
@@ -139,6 +141,33 @@ def resource_back(pid: int) -> None:
     resource.prlimit(pid, resource.RLIMIT_NOFILE, (4096, 4096))
 
 
+@pytest.mark.parametrize("leftovers", ["keep", "kill"])
+def test_a_command_that_died_with_its_shim(start_daemon: Start, leftovers: str) -> None:
+    """Adopting it told its exit and closed it at once, and then its tree was to be ended."""
+    daemon = start_daemon(
+        **planted("""
+            from runnerd.daemon.reaper import Reaper
+            when_gone = Reaper.when_gone
+            def reap_first(self, *what):  # as when the reaper has its turn before the poller
+                self.reap()
+                when_gone(self, *what)
+            Reaper.when_gone = reap_first
+        """)
+    )
+    with RawClient(daemon.socket_path) as client:
+        argv = ["sleep", "900"]
+        pid = client.call("exec.start", exec_id="e", argv=argv, leftovers=leftovers)["pid"]
+        shim = shim_of(daemon, pid)
+        os.kill(daemon.pid, signal.SIGSTOP)
+        os.kill(shim, signal.SIGKILL)
+        os.kill(pid, signal.SIGKILL)
+        wait_for(lambda: not is_alive(pid))
+        os.kill(daemon.pid, signal.SIGCONT)
+        its_exit = client.call("exec.wait", exec_id="e", until="closed", timeout_s=5)
+        assert its_exit["signal"] == signal.SIGKILL
+        assert client.call("daemon.info")["stray_failures"] == 0
+
+
 # ------------------------------------------------------------------ traced, stopped
 
 TRACER: Final = """
@@ -212,3 +241,225 @@ def test_a_stopped_shim_ends_its_tree_when_the_daemon_is_killed(start_daemon: St
         os.kill(shim, signal.SIGSTOP)
         daemon.kill()
         wait_for(lambda: living({pid, shim}) == set(), 4)
+
+
+# ------------------------------------------------------------------ requests nobody waits for
+
+GONE: Final = 100  # connections, each with as many requests as one may have unanswered
+
+
+def rss_kib(pid: int) -> int:
+    for line in Path(f"/proc/{pid}/status").read_text().splitlines():
+        if line.startswith("VmRSS:"):
+            return int(line.split()[1])
+    raise AssertionError("no VmRSS")
+
+
+def ask_and_leave(daemon: RunnerdProcess, method: str, **params: object) -> None:
+    with RawClient(daemon.socket_path) as client:
+        client.sock.sendall(b"".join(client.encode(method, params, f"r{at}") for at in range(250)))
+        client.call("ping")  # all of them have been taken
+
+
+@pytest.mark.parametrize(
+    ("method", "params"),
+    [
+        ("exec.cancel", {"grace_s": 900.0}),
+        ("exec.wait", {}),
+        ("exec.wait", {"until": "closed", "timeout_s": 900.0}),
+        ("exec.write", {"data": "", "wait_s": 900.0}),
+    ],
+)
+def test_what_gone_connections_asked_is_not_kept_for_ever(
+    start_daemon: Start, method: str, params: dict[str, object]
+) -> None:
+    """Each left a callback with the exec, or an empty write that no limit counted."""
+    daemon = start_daemon("--stdin-total-bytes-max", str(2 << 20))
+    with RawClient(daemon.socket_path) as client:
+        argv = ["sh", "-c", "trap '' TERM; echo up; while :; do sleep 900; done"]
+        client.call("exec.start", exec_id="e", argv=argv, stdin="pipe", attach={})
+        client.note("exec.output", "e")
+        room = client.call("exec.write", exec_id="e", data=b"")["room_bytes"]
+        full = client.send("exec.write", exec_id="e", data=bytes(room + 100_000), wait_s=900.0)
+        for _ in range(30):
+            ask_and_leave(daemon, method, exec_id="e", **params)
+        before_kib = rss_kib(daemon.pid)
+        for _ in range(GONE):
+            ask_and_leave(daemon, method, exec_id="e", **params)
+        grown_kib = rss_kib(daemon.pid) - before_kib
+        print(f"{method}: {GONE * 250} requests of gone connections cost {grown_kib} KiB")
+        assert grown_kib < 8192
+        took_s, _ = seconds(lambda: client.call("exec.cancel", exec_id="e", grace_s=0))
+        assert took_s < 2
+        assert full not in client.answers or client.answers[full]["error"]
+
+
+def test_a_close_is_quick_however_many_wait(start_daemon: Start) -> None:
+    """Each wait was looked for among all of them."""
+    daemon = start_daemon()
+    with RawClient(daemon.socket_path) as client:
+        client.call("exec.start", exec_id="e", argv=["sleep", "900"])
+        others = [RawClient(daemon.socket_path) for _ in range(100)]
+        for other in others:
+            waits = [other.encode("exec.wait", {"exec_id": "e"}, f"r{at}") for at in range(250)]
+            other.sock.sendall(b"".join(waits))
+            other.call("ping")
+        for other in others[:50]:
+            other.sock.close()
+        took_s, _ = seconds(
+            lambda: wait_for(lambda: client.call("daemon.info")["connections"] == 51, 30)
+        )
+        print(f"12,500 of 25,000 waits are gone after {took_s:.3f} s")
+        assert took_s < 1
+        client.call("exec.cancel", exec_id="e", grace_s=0)
+        for other in others[50:]:
+            assert other.answer("r249")["reason"] == "cancelled"
+            other.sock.close()
+
+
+def test_a_timer_that_arms_itself_lets_others_have_their_turn() -> None:
+    """It was called as often at a time as timers were armed."""
+    poller = Poller()
+    calls = 0
+
+    class Ours:
+        def stray(self, error: Exception) -> None:
+            raise error
+
+    def again() -> None:
+        nonlocal calls
+        calls += 1
+        poller.call_soon(Ours(), again)
+
+    for _ in range(1000):
+        poller.call_at(time.monotonic() + 900, Ours(), lambda: None)
+    poller.call_soon(Ours(), again)
+    poller._run_timers()
+    assert calls == 1
+
+
+def test_a_due_timer_that_another_cancels_is_not_called_and_not_counted() -> None:
+    """It has left the heap by then, which is swept by the count of those in it."""
+    poller = Poller()
+    calls: list[str] = []
+
+    class Ours:
+        def stray(self, error: Exception) -> None:
+            raise error
+
+    def first() -> None:
+        calls.append("first")
+        second.cancel()
+
+    poller.call_soon(Ours(), first)
+    second = poller.call_soon(Ours(), lambda: calls.append("second"))
+    poller.call_soon(Ours(), lambda: calls.append("third"))
+    poller._run_timers()
+    assert calls == ["first", "third"]
+    assert poller._cancelled == 0
+
+
+# ------------------------------------------------------------------ memory of what is over
+
+
+def test_a_record_is_small_whatever_its_command_was(start_daemon: Start) -> None:
+    """Many short arguments, and a tree that had to be killed one by one."""
+    daemon = start_daemon("--finished-execs-max", "1000")
+    words = [chr(0x4E00 + at) for at in range(2000)]
+    script = (
+        "trap '' TERM; for at in $(seq 250); do sleep 900 & done; echo up; while :; do wait; done"
+    )
+    with RawClient(daemon.socket_path) as client:
+
+        def run(exec_id: str) -> None:
+            argv = ["sh", "-c", script, *words]
+            client.call("exec.start", exec_id=exec_id, argv=argv, attach={})
+            client.note("exec.output", exec_id)
+            first = client.call("exec.cancel", exec_id=exec_id, grace_s=0.01)
+            assert first["receipt"]["termed_total"] == 251
+            assert len(first["receipt"]["termed"]) == 200
+            again = client.call("exec.cancel", exec_id=exec_id)
+            assert again == {**first, "outcome": "already_ended"}
+            assert client.call("exec.inspect", exec_id=exec_id)["argv"][3:5] == words[:2]
+            client.notes.clear()
+
+        for number in range(5):
+            run(f"warm{number}")
+        before_kib = rss_kib(daemon.pid)
+        for number in range(20):
+            run(f"e{number}")
+        each_kib = (rss_kib(daemon.pid) - before_kib) / 20
+        print(f"a record of 2,000 arguments and 250 processes: {each_kib:.0f} KiB")
+        assert each_kib < 80
+
+
+def test_a_pipe_of_gigabytes_is_not_read_at_one_go(start_daemon: Start) -> None:
+    """Who has CAP_SYS_RESOURCE can make one, fill it and exit; here the size is pretended."""
+    daemon = start_daemon(
+        **planted("""
+            from runnerd.daemon import output_pump
+            output_pump.bytes_waiting = lambda fd: 1 << 31
+        """)
+    )
+    with RawClient(daemon.socket_path) as client:
+        before_kib = rss_kib(daemon.pid)
+        argv = ["sh", "-c", "for at in 1 2 3 4; do yes & done; sleep 0.2; exit 3"]
+        client.call("exec.start", exec_id="e", argv=argv, attach={"window_bytes": 1})
+        took_s, its_exit = seconds(lambda: client.call("exec.wait", exec_id="e"))
+        print(f"{its_exit['stdout']['total_bytes']} bytes, {took_s:.3f} s")
+        assert its_exit["code"] == 3
+        assert its_exit["stdout"]["total_bytes"] < 2 << 20
+        assert rss_kib(daemon.pid) - before_kib < 16384
+        client.call("exec.cancel", exec_id="e", grace_s=0)
+
+
+# ------------------------------------------------------------------ the last bytes
+
+FILL: Final = "head -c 300000 /dev/zero &"
+"""More than a tail holds: behind a window of one byte the gate shuts, and this waits."""
+
+
+def test_late_output_is_not_lost_behind_a_shut_gate(start_daemon: Start) -> None:
+    """The drain did not look at the pipes again: what came within its time was thrown away."""
+    daemon = start_daemon()
+    with RawClient(daemon.socket_path) as client:
+        script = f"{FILL} sleep 0.3; (sleep 0.2; echo late >&2) & exit 0"
+        argv = ["sh", "-c", script]
+        client.call("exec.start", exec_id="e", argv=argv, attach={"window_bytes": 1})
+        its_exit = client.call("exec.wait", exec_id="e")
+        assert its_exit["stderr"]["total_bytes"] == len(b"late\n")
+
+
+def test_the_last_of_a_tree_is_read_though_the_gate_is_shut(start_daemon: Start) -> None:
+    """Once nobody is left to write, nothing can be gained by waiting for the reader."""
+    daemon = start_daemon()
+    with RawClient(daemon.socket_path) as client:
+        script = f"{FILL} sleep 0.3; (sleep 0.2; head -c 65536 /dev/zero >&2) &"
+        argv = ["sh", "-c", script]
+        client.call("exec.start", exec_id="e", argv=argv, attach={"window_bytes": 1})
+        its_exit = client.call("exec.wait", exec_id="e", until="closed")
+        discarded = client.call("exec.inspect", exec_id="e")["closed"]["discarded_bytes"]
+        assert its_exit["stdout"]["total_bytes"] == 300000
+        assert its_exit["stderr"]["total_bytes"] == 65536
+        assert discarded == 0
+
+
+@pytest.mark.parametrize("size", [1, 65536, 400_000, 1_000_001])
+def test_every_byte_is_told_or_counted(start_daemon: Start, size: int) -> None:
+    """What was in the pipes when the last process left was in no sum."""
+    daemon = start_daemon()
+    with RawClient(daemon.socket_path) as client:
+        for at, (delay_s, window) in enumerate(
+            ((0, 1), (0.3, 1), (0.6, 1), (0, 4096), (0.6, None))
+        ):
+            exec_id = f"e{at}"
+            script = f"(sleep {delay_s}; head -c {size} /dev/zero) & sleep 0.1"
+            client.call(
+                "exec.start",
+                exec_id=exec_id,
+                argv=["sh", "-c", script],
+                attach={"window_bytes": window},
+            )
+            its_exit = client.call("exec.wait", exec_id=exec_id, until="closed")
+            closed = client.call("exec.inspect", exec_id=exec_id)["closed"]
+            assert its_exit["stdout"]["total_bytes"] + closed["discarded_bytes"] == size
