@@ -228,6 +228,11 @@ class Gate:
         flow: block or drop.
         hold_s: How long a lost blocking subscriber is waited for.
         now_s: Monotonic; a blocking exec nobody is attached to yet is held from here on.
+
+    Attributes:
+        spills: Whether what the subscriber has not taken may go beyond memory, onto the disk. A
+            reader that takes what comes is served from memory, at the pace of a pipe; one that
+            is lost, or takes nothing for a moment, does not hold the command while there is room.
     """
 
     def __init__(self, flow: Literal["block", "drop"], hold_s: float, now_s: float) -> None:
@@ -235,6 +240,7 @@ class Gate:
         self.holder: Subscription | None = None
         self._hold_s = hold_s
         self._lost_seq = 0
+        self.spills = False
         self.held_until_s: float | None = now_s + hold_s if flow == "block" else None
 
     def taken_by(self, subscription: Subscription) -> None:
@@ -244,13 +250,16 @@ class Gate:
             self.held_until_s = None
             # At once: it may stand further back than the one before it, and another exec's
             # output can make this transcript shrink before its own pipes are read again.
-            subscription.transcript.protected_seq = subscription.released_seq
+            position, transcript = subscription.released_seq, subscription.transcript
+            transcript.protected_seq = position
+            self.spills = position + 1 < transcript.mem_first_seq
 
     def lost(self, subscription: Subscription, now_s: float) -> None:
         """Its connection is gone: hold the wait for a while."""
         if subscription is self.holder:
             self._lost_seq = subscription.released_seq
             self.holder = None
+            self.spills = True
             self.held_until_s = now_s + self._hold_s
 
     def left(self, subscription: Subscription) -> None:
@@ -264,6 +273,11 @@ class Gate:
         self.holder = None
         self.held_until_s = None
 
+    @property
+    def position(self) -> int:
+        """Up to where the subscriber has taken everything."""
+        return self._lost_seq if self.holder is None else self.holder.released_seq
+
     def may_read(self, transcript: Transcript, tail_bytes: int) -> bool:
         """Say whether one more chunk can be taken without dropping what is waited for.
 
@@ -274,8 +288,10 @@ class Gate:
         if self.flow == "drop":
             transcript.protected_seq = None
             return True
-        holder = self.holder
-        position = self._lost_seq if holder is None else holder.released_seq
-        transcript.protected_seq = position
+        transcript.protected_seq = position = self.position
         cost_max = chunk_bytes(tail_bytes) + RECORD_COST_BYTES
+        if transcript.fits_tail(position, cost_max, tail_bytes):
+            self.spills = False
+        elif not self.spills:
+            return False
         return transcript.may_grow(position, cost_max, tail_bytes)

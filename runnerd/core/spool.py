@@ -24,7 +24,7 @@ from .bounds import CHUNK_BYTES, KIB, MIB
 
 HEADER: Final = struct.Struct("<QQIB")  # sequence, offset in its stream, bytes of data, stream
 SLOT_BYTES: Final = 4 * CHUNK_BYTES + 4 * KIB  # four whole chunks and their headers, whole pages
-BATCH_BYTES: Final = 1 * MIB  # handed over at once, about
+BATCH_BYTES: Final = 4 * MIB  # handed over at once, about, where the disk lags
 CACHE_BYTES: Final = 2 * MIB
 SLOTS_MIN: Final = 4  # an exec's share; with less, what is written is dropped before it is read
 LAGS_MAX: Final = 8

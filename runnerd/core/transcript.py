@@ -158,8 +158,11 @@ class Transcript:
         if spool.is_on:
             unwritten = self.end_cost - max(spool.end_cost, self.cost_up_to(taken_seq))
             return unwritten + cost <= pending_bytes(tail_bytes) and spool.has_room_after(taken_seq)
-        if spool.blocks and spool.last_seq > taken_seq:
-            return False
+        on_disk = bool(spool.blocks) and spool.last_seq > taken_seq
+        return not on_disk and self.fits_tail(taken_seq, cost, tail_bytes)
+
+    def fits_tail(self, taken_seq: int, cost: int, tail_bytes: int) -> bool:
+        """Say whether memory's tail can hold everything after `taken_seq` and a record more."""
         waiting = self.end_cost - self.cost_up_to(taken_seq)
         return not waiting or waiting + cost <= tail_bytes
 
@@ -259,7 +262,7 @@ class Transcript:
         )
 
     def take_batch(self) -> Batch | None:
-        """Hand over the oldest records that are not written, about 1 MiB of them.
+        """Hand over the oldest records that are not written, about BATCH_BYTES at most.
 
         Returns:
             None where there is no room, because what is there is waited for.

@@ -229,6 +229,7 @@ class Running:
         return self._service.registry.budget.tail_bytes
 
     def _readers_progressed(self) -> None:
+        self._service.registry.budget.want(self.exec.transcript)
         if self._output is not None and self._output.is_waiting:
             self._output.gate_changed()
 

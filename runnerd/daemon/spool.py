@@ -19,7 +19,7 @@ from runnerd.core.transcript import TailBudget, Transcript
 
 from .disk import Disk
 from .poller import Poller
-from .spool_file import SpoolPlace, give_back, read_block, write_pieces
+from .spool_file import SpoolPlace
 
 if TYPE_CHECKING:
     from .counters import Counters
@@ -64,8 +64,8 @@ class Spooler:
         self._unlogged = 0
         self._can_punch = True
         budget.on_degraded = self._degraded
-        if place.fd is not None and place.slots is not None:
-            self._fd, self._slots = place.fd, place.slots
+        if place.file is not None and place.slots is not None:
+            self._file, self._slots = place.file, place.slots
             self._disk = Disk(poller, self, self._hung)
             budget.on_want = lambda: poller.defer(self, self._hand_over)
             self._slots.on_freed = lambda: poller.defer(self, self._give_back)
@@ -90,7 +90,7 @@ class Spooler:
             batch = transcript.take_batch()
             if batch is not None:
                 self._disk.submit(
-                    functools.partial(write_pieces, self._fd, batch.pieces),
+                    functools.partial(self._file.write, batch.pieces),
                     functools.partial(self._written, transcript, batch),
                 )
 
@@ -105,7 +105,7 @@ class Spooler:
         all_free = not self._slots.used
         if slots and (all_free or self._can_punch):
             self._disk.submit(
-                functools.partial(give_back, self._fd, slots, all_free=all_free), self._gave_back
+                functools.partial(self._file.give_back, slots, all_free=all_free), self._gave_back
             )
 
     def _gave_back(self, result: Exception | None) -> None:
@@ -125,7 +125,7 @@ class Spooler:
         readers[subscription] = wake
         if len(readers) == 1:
             self._disk.submit(
-                functools.partial(read_block, self._fd, block.slot, block.used_bytes, block.crc),
+                functools.partial(self._file.read, block.slot, block.used_bytes, block.crc),
                 functools.partial(self._was_read, transcript, block),
             )
 

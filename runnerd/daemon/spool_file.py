@@ -1,17 +1,17 @@
 """The spool's file: where it may lie, and how blocks are written, read and given back.
 
 It has no name: its space is the kernel's again once the daemon is gone, however it went.
-Everything below `open_spool` runs in the disk's thread.
+SpoolFile's methods run in the disk's thread.
 """
 
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import errno
 import os
 import resource
 import secrets
-import zlib
 from pathlib import Path
 from typing import Final, Literal, NamedTuple
 
@@ -20,20 +20,21 @@ from runnerd.core.spool import SLOT_BYTES, SLOTS_MIN, Piece, Slots
 
 from .linux import is_in_memory, punch_hole
 
-_JOIN_ABOVE: Final = 64  # parts of a piece; well under IOV_MAX, 1024, writev(2)
+LIBRARY: Final = Path(__file__).parent.parent / "_native" / "spool_io.so"
+_JOIN_ABOVE: Final = 64  # parts of a piece: of many small ones the kernel makes slow work
 
 
 class SpoolPlace(NamedTuple):
     """The file and its slots, or why there is none.
 
     Attributes:
-        fd: Open for reading and writing, without a name; None where there is no spool.
+        file: The file; None where there is no spool.
         directory: Where it lies.
         reason: Why there is none.
         slots: Its slots.
     """
 
-    fd: int | None
+    file: SpoolFile | None
     directory: str | None
     reason: str | None
     slots: Slots | None
@@ -66,7 +67,12 @@ def open_spool(
             return _nowhere(f"'{directory}' is memory, not a disk")
     except OSError as error:
         return _nowhere(f"cannot make a file in '{directory}': {error.strerror}")
-    return SpoolPlace(fd, str(directory), None, Slots(slots, each))
+    try:
+        file = SpoolFile(fd)
+    except OSError as error:
+        os.close(fd)
+        return _nowhere(f"its native part cannot be loaded: {error}")
+    return SpoolPlace(file, str(directory), None, Slots(slots, each))
 
 
 def _nowhere(reason: str) -> SpoolPlace:
@@ -96,63 +102,80 @@ def _open_unnamed(directory: Path) -> int:
     return fd
 
 
-def write_pieces(fd: int, pieces: list[Piece]) -> list[int]:
-    """Write a batch; returns the checksum of each piece's block up to its end.
-
-    Raises:
-        OSError: As the call says; what was written of it is not to be read.
-    """
-    return [_write_piece(fd, piece) for piece in pieces]
-
-
-def _write_piece(fd: int, piece: Piece) -> int:
-    parts = piece.parts if len(piece.parts) <= _JOIN_ABOVE else [b"".join(piece.parts)]
-    crc = piece.crc
-    for part in parts:
-        crc = zlib.crc32(part, crc)
-    at = piece.block.slot * SLOT_BYTES + piece.at
-    rest = piece.end - piece.at
-    written = os.pwritev(fd, parts, at)
-    if written != rest:
-        # The call itself says why there is not more room, if it is asked once more.
-        whole = b"".join(parts)
-        if os.pwrite(fd, whole[written:], at + written) != rest - written:
-            raise OSError(errno.EIO, "a short write")
-    return crc
-
-
-def read_block(fd: int, slot: int, size: int, crc: int) -> bytes:
-    """Read a block.
+class SpoolFile:
+    """Blocks on their way to and from the file, each batch in one call without the GIL.
 
     Args:
-        fd: The spool's file.
-        slot: Where it begins, in slots.
-        size: How much of it is written.
-        crc: The checksum of that.
+        fd: Open for reading and writing.
 
     Raises:
-        OSError: As the call says, or EIO where the disk gave back something else.
+        OSError: If the native library cannot be loaded.
     """
-    data = os.pread(fd, size, slot * SLOT_BYTES)
-    if len(data) != size:
-        raise OSError(errno.EIO, "a short read")
-    if zlib.crc32(data) != crc:
-        raise OSError(errno.EIO, "the disk gave back something else than was written")
-    return data
+
+    def __init__(self, fd: int) -> None:
+        self.fd = fd
+        library = ctypes.CDLL(str(LIBRARY))
+        library.spool_setup()
+        self._crc = library.spool_crc
+        self._crc.restype = ctypes.c_uint
+        self._crc.argtypes = (ctypes.c_uint, ctypes.c_char_p, ctypes.c_ulong)
+        self._write = library.spool_write
+        self._write.restype = ctypes.c_long
+
+    def write(self, pieces: list[Piece]) -> list[int]:
+        """Write a batch; returns the checksum of each piece's block up to its end.
+
+        Raises:
+            OSError: As pwritev(2) says; what was written of it is not to be read.
+        """
+        parts: list[bytes] = []
+        native = (_Piece * len(pieces))()
+        for piece, to_fill in zip(pieces, native, strict=True):
+            mine = piece.parts if len(piece.parts) <= _JOIN_ABOVE else [b"".join(piece.parts)]
+            parts += mine
+            to_fill.at = piece.block.slot * SLOT_BYTES + piece.at
+            to_fill.parts, to_fill.crc = len(mine), piece.crc
+        pointers = (ctypes.c_char_p * len(parts))(*parts)
+        sizes = (ctypes.c_ulong * len(parts))(*map(len, parts))
+        failed = self._write(self.fd, ctypes.c_long(len(pieces)), native, pointers, sizes)
+        if failed:
+            raise OSError(-failed, os.strerror(-failed))
+        return [each.crc for each in native]
+
+    def read(self, slot: int, size: int, crc: int) -> bytes:
+        """Read a block.
+
+        Args:
+            slot: Where it begins, in slots.
+            size: How much of it is written.
+            crc: The checksum of that.
+
+        Raises:
+            OSError: As pread(2) says, or EIO where the disk gave back something else.
+        """
+        data = os.pread(self.fd, size, slot * SLOT_BYTES)
+        if len(data) != size:
+            raise OSError(errno.EIO, "a short read")
+        if self._crc(0, data, size) != crc:
+            raise OSError(errno.EIO, "the disk gave back something else than was written")
+        return data
+
+    def give_back(self, slots: list[int], *, all_free: bool) -> None:
+        """Give the space of slots back, in order; all of it at once where nothing is in use.
+
+        Raises:
+            OSError: As the calls say; EOPNOTSUPP where the file system can do only the latter.
+        """
+        if all_free:
+            os.ftruncate(self.fd, 0)
+            return
+        first = previous = slots[0]
+        for slot in [*slots[1:], -1]:
+            if slot != previous + 1:
+                punch_hole(self.fd, first * SLOT_BYTES, (previous + 1 - first) * SLOT_BYTES)
+                first = slot
+            previous = slot
 
 
-def give_back(fd: int, slots: list[int], *, all_free: bool) -> None:
-    """Give the space of slots back, in order; where the file system cannot, only of all of them.
-
-    Raises:
-        OSError: As the calls say.
-    """
-    if all_free:
-        os.ftruncate(fd, 0)
-        return
-    first = previous = slots[0]
-    for slot in [*slots[1:], -1]:
-        if slot != previous + 1:
-            punch_hole(fd, first * SLOT_BYTES, (previous + 1 - first) * SLOT_BYTES)
-            first = slot
-        previous = slot
+class _Piece(ctypes.Structure):
+    _fields_ = (("at", ctypes.c_long), ("parts", ctypes.c_long), ("crc", ctypes.c_ulong))
