@@ -318,6 +318,7 @@ class Transcript:
             self.drop_blocks()
         else:
             spool.drop_all()
+        self._reckon()
         self._budget.settle(self)
         self.on_room()
 
@@ -339,6 +340,7 @@ class Transcript:
     def remove(self) -> None:
         """Its exec is forgotten."""
         self.spool.remove(self)
+        self._reckon()
 
 
 _DROPPED: Final = Record(0, 0, 0, b"", 0)

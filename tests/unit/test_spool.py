@@ -276,6 +276,8 @@ class SpoolMachine(RuleBasedStateMachine):
         if writer.is_finished:
             self.all.remove(writer)
             self.budget.remove(writer.its)
+            for reader in writer.readers:
+                assert reader.read(writer.written, 10**6)  # nothing of it is on disk any more
 
     @invariant()
     def the_books_are_right(self) -> None:
@@ -505,6 +507,21 @@ def test_a_write_that_fails_drops_nothing_a_blocking_reader_has_not_been_sent() 
         writer.write(0, 100)
         read_to_end(reader, writer, disk)
     assert writer.its.slot_count == 0  # let go of once nobody is waited for
+
+
+def test_what_was_written_and_dropped_since_is_as_protected_as_anything() -> None:
+    """A reader that comes back may stand before what the disk has lost and memory still has."""
+    writer, disk = make()
+    spool_all(writer, disk, 40)
+    assert writer.its.drop_blocks()
+    first = writer.its.mem_first_seq
+    assert first <= writer.its.spool.last_seq
+    writer.its.protected_seq = first - 1
+    assert writer.its.trim(0) == 0
+    assert writer.its.first_seq == first
+    writer.its.protected_seq = first
+    assert writer.its.trim(0) > 0
+    assert writer.its.first_seq == first + 1
 
 
 def test_a_shut_window_has_nothing_read_from_disk() -> None:
