@@ -35,17 +35,18 @@ class Content(NamedTuple):
     Attributes:
         nonce: Its sender's mark.
         digest: Of all of it, 32 bytes.
-        fields: A short digest of each field that is not at its default.
+        fields: A short digest of each field in the order of exec.start, end to end.
     """
 
     nonce: str
     digest: bytes
-    fields: dict[str, bytes]
+    fields: bytes
 
     def first_difference(self, other: Content) -> str | None:
         """Return the first field, in the order of exec.start, in which two starts differ."""
-        for name in _DEFAULTS:
-            if self.fields.get(name) != other.fields.get(name):
+        for at, name in enumerate(_DEFAULTS):
+            field = slice(at * _FIELD_DIGEST_BYTES, (at + 1) * _FIELD_DIGEST_BYTES)
+            if self.fields[field] != other.fields[field]:
                 return name
         return None
 
@@ -54,14 +55,15 @@ def content_of(params: ExecStart) -> Content | None:
     """Return what a start asks for; None for one without a nonce, which nothing can repeat."""
     if params.nonce is None:
         return None
-    fields: dict[str, bytes] = {}
     encoded: dict[str, msgspec.Raw] = {}
+    fields = bytearray()
     for name, default in _DEFAULTS.items():
         value = getattr(params, name)
         if value == default:
+            fields += bytes(_FIELD_DIGEST_BYTES)
             continue
         packed = _ENCODER.encode(value)
         encoded[name] = msgspec.Raw(packed)
-        fields[name] = hashlib.blake2b(packed, digest_size=_FIELD_DIGEST_BYTES).digest()
+        fields += hashlib.blake2b(packed, digest_size=_FIELD_DIGEST_BYTES).digest()
     digest = hashlib.sha256(_ENCODER.encode(encoded)).digest()
-    return Content(params.nonce, digest, fields)
+    return Content(params.nonce, digest, bytes(fields))
