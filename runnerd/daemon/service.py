@@ -22,6 +22,7 @@ from runnerd.protocol.requests import LABELS_MAX, METHODS, ExecStart
 
 from .counters import Counters
 from .guard import CAUSE_ERROR, CAUSE_STOP, Guard
+from .heart import Heart
 from .launcher import Launcher
 from .log import Log
 from .memory import OomCounter
@@ -94,6 +95,7 @@ class Service:
         self.registry = Registry(bounds)
         self.running: dict[str, Running] = {}
         self.connections: set[Connection] = set()
+        self.heart = Heart(poller, self)
         self.stdin_totals = StdinTotals(bounds)
         self.big_pipes = BigPipes()
         self.incarnation = secrets.token_hex(8)
