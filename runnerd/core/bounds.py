@@ -30,6 +30,7 @@ KILL_ROUNDS_S: Final = 1.0
 STOP_DEADLINE_S: Final = 2.0
 STOP_GRACE_S: Final = 1.5
 STOP_FLUSH_S: Final = 1.8
+NAMES_MAX: Final = 64  # of one exec's readers; of 128 characters they cost 27 kB
 UNACKED_RECORDS_MAX: Final = 16384  # of one subscription with a window: 2 MB of bookkeeping
 TOMBSTONE_S: Final = 900.0
 TOMBSTONES_MAX: Final = 4096

@@ -46,6 +46,7 @@ class Counters:
         self.connections_stuck = 0
         self.connections = 0
         self.subscriptions = 0
+        self.superseded = 0
         self.accept_failures = 0
         self.signals_refused = 0
         self.start_duration = Histogram()

@@ -11,7 +11,6 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, Final
 
 from runnerd.core.fence import changes
-from runnerd.core.flow import Subscription
 from runnerd.protocol.answers import (
     AttachAnswer,
     Empty,
@@ -41,6 +40,7 @@ from runnerd.protocol.requests import (
     Params,
 )
 
+from .attaching import subscribe
 from .calls import Call
 from .ends import cancel, wait
 from .inspecting import daemon_info, exec_info
@@ -156,17 +156,8 @@ def _start(call: Call, params: ExecStart) -> None:
 def _start_answer(call: Call, running: Running, params: ExecStart) -> StartAnswer:
     its_exec, subscription = running.exec, None
     if params.attach is not None and not call.connection.is_gone:
-        attach = params.attach
         call.connection.unreserve_subscription()
-        subscription = call.connection.subscribe(
-            running,
-            lambda number: Subscription(
-                number,
-                its_exec.transcript,
-                streams=attach.streams,
-                window_bytes=attach.window_bytes,
-            ),
-        )
+        subscription = subscribe(call.connection, running, params.attach)
     assert its_exec.pid is not None
     return StartAnswer(
         exec_id=its_exec.exec_id,
@@ -182,22 +173,7 @@ def _start_answer(call: Call, running: Running, params: ExecStart) -> StartAnswe
 def _attach(call: Call, params: ExecAttach) -> None:
     running = call.service.known(params.exec_id)
     its_exec = running.exec
-    if its_exec.transcript.state == "evicted":
-        raise RequestError(
-            "exec_evicted",
-            f"the output of exec '{its_exec.exec_id}' is no longer kept",
-            exit=its_exec.exit,
-        )
-    subscription = call.connection.subscribe(
-        running,
-        lambda number: Subscription(
-            number,
-            its_exec.transcript,
-            streams=params.streams,
-            after=params.after,
-            window_bytes=params.window_bytes,
-        ),
-    )
+    subscription = subscribe(call.connection, running, params, params.after)
     call.answer(
         AttachAnswer(
             subscription=subscription.number,

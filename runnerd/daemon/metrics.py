@@ -147,6 +147,11 @@ class _Collector:
         yield self._single(
             "runnerd_subscriptions", "Open subscriptions.", counters.subscriptions, gauge=True
         )
+        yield self._single(
+            "runnerd_subscriptions_superseded",
+            "Subscriptions that a newer attach of the same name ended.",
+            counters.superseded,
+        )
         yield self._counter(
             "runnerd_refusals", "Requests refused, by kind.", counters.refusals, "kind"
         )

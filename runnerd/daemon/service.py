@@ -24,6 +24,7 @@ from runnerd.protocol.requests import LABELS_MAX, METHODS, ExecStart
 from .counters import Counters
 from .fencing import Fencing
 from .guard import CAUSE_ERROR, CAUSE_STOP, Guard
+from .heart import Heart
 from .journal import Journal
 from .launcher import Launcher
 from .log import Log
@@ -112,6 +113,7 @@ class Service:
         self.fencing = Fencing(memory.fence, journal=self.journal, poller=poller, owner=self)
         self.running: dict[str, Running] = {}
         self.connections: set[Connection] = set()
+        self.heart = Heart(poller, self)
         self.stdin_totals = StdinTotals(bounds)
         self.big_pipes = BigPipes()
         self.version = runnerd.__version__
