@@ -6,7 +6,9 @@ closed and gaps ignore the window.
 
 A Gate decides whether an exec's pipes may be read. Under `drop` always. Under `block` the
 daemon stops reading before anything would have to be dropped that the blocking subscriber has
-not been sent and, with a window, acknowledged.
+not been sent and, with a window, acknowledged. A reader with a name comes back: the wait is kept
+for that name alone, and without a window what the daemon has written counts only once the peer
+has read it from its socket.
 """
 
 from __future__ import annotations
@@ -57,6 +59,11 @@ class Subscription:
         streams: Which streams it is sent.
         after: The sequence it has, or "tail".
         window_bytes: The most output sent and not acknowledged, or None.
+        subscriber: The name under which this reader comes back, or None.
+
+    Attributes:
+        over: Whether nothing more is sent: `closed` was, or a newer one took its place.
+        quiet_since_s: When something was last sent; the edges set it.
 
     Raises:
         RequestError: cursor_invalid where `after` lies beyond the last record.
@@ -70,6 +77,7 @@ class Subscription:
         streams: list[StreamName],
         after: int | Literal["tail"] = 0,
         window_bytes: int | None = None,
+        subscriber: str | None = None,
     ) -> None:
         last = transcript.last_seq
         if isinstance(after, int) and after > last:
@@ -78,10 +86,13 @@ class Subscription:
             )
         self.number = number
         self.transcript = transcript
+        self.subscriber = subscriber
         self.over = False
+        self.quiet_since_s = 0.0
         self.cursor_seq = last if after == "tail" else after
         self._streams = frozenset(STREAMS.index(stream) for stream in streams)
         self._window_bytes = window_bytes
+        self._needs_acks = window_bytes is not None
         self._unacked: deque[tuple[int, int]] = deque()
         self._unacked_bytes = 0
         self._block: Block | None = None  # where on disk it reads, and how far it got there
@@ -144,7 +155,7 @@ class Subscription:
         self._refused_size = 0
         self.cursor_seq = record.seq
         self._offsets[record.stream] = record.offset + len(record.data)
-        if self._window_bytes is not None:
+        if self._needs_acks:
             self._unacked.append((record.seq, len(record.data)))
             self._unacked_bytes += len(record.data)
         return record
@@ -178,9 +189,11 @@ class Subscription:
         # A window smaller than one chunk still lets one through, or it would stall for good. A
         # huge one of tiny records is bounded by their number: each costs memory here.
         window = self._window_bytes
+        if window is None:
+            return True
         if len(self._unacked) >= UNACKED_RECORDS_MAX:
             return False
-        return window is None or not self._unacked_bytes or self._unacked_bytes + size <= window
+        return not self._unacked_bytes or self._unacked_bytes + size <= window
 
     def _pass_gap(self) -> Gap | None:
         transcript = self.transcript
@@ -207,6 +220,15 @@ class Subscription:
             return Terminal("closed", transcript.closed_seq)
         return None
 
+    @property
+    def counts_arrivals(self) -> bool:
+        """Whether the edges are to acknowledge for it what its peer has read; see Gate."""
+        return self._needs_acks and self._window_bytes is None
+
+    def count_arrivals(self) -> None:
+        """From now on what is sent counts as needed until it is acknowledged, window or not."""
+        self._needs_acks = True
+
     def ack(self, seq: int) -> None:
         """Take an acknowledgement, cumulative; a lower one than before changes nothing.
 
@@ -228,15 +250,25 @@ class Gate:
         flow: block or drop.
         hold_s: How long a lost blocking subscriber is waited for.
         now_s: Monotonic; a blocking exec nobody is attached to yet is held from here on.
+        subscriber: The name that is waited for from the start; None = whoever comes first.
 
     Attributes:
+        holder: The subscription the command waits for, None while that is lost or yet to come.
+        subscriber: The only name that may take the wait over, or None: anybody may.
         spills: Whether what the subscriber has not taken may go beyond memory, onto the disk. A
             reader that takes what comes is served from memory, at the pace of a pipe; one that
             is lost, or takes nothing for a moment, does not hold the command while there is room.
     """
 
-    def __init__(self, flow: Literal["block", "drop"], hold_s: float, now_s: float) -> None:
+    def __init__(
+        self,
+        flow: Literal["block", "drop"],
+        hold_s: float,
+        now_s: float,
+        subscriber: str | None = None,
+    ) -> None:
         self.flow = flow
+        self.subscriber = subscriber if flow == "block" else None
         self.holder: Subscription | None = None
         self._hold_s = hold_s
         self._lost_seq = 0
@@ -244,10 +276,14 @@ class Gate:
         self.held_until_s: float | None = now_s + hold_s if flow == "block" else None
 
     def taken_by(self, subscription: Subscription) -> None:
-        """Make a subscription the one the command waits for."""
-        if self.flow == "block" and self.holder is None:
+        """Make a subscription the one the command waits for, if the wait is free and its own."""
+        name = self.subscriber
+        if self.flow == "block" and self.holder is None and name in (None, subscription.subscriber):
             self.holder = subscription
+            self.subscriber = subscription.subscriber
             self.held_until_s = None
+            if subscription.subscriber is not None:
+                subscription.count_arrivals()
             # At once: it may stand further back than the one before it, and another exec's
             # output can make this transcript shrink before its own pipes are read again.
             position, transcript = subscription.released_seq, subscription.transcript
@@ -270,7 +306,7 @@ class Gate:
     def open_for_good(self) -> None:
         """From now on it is `drop`."""
         self.flow = "drop"
-        self.holder = None
+        self.holder = self.subscriber = None
         self.held_until_s = None
 
     @property

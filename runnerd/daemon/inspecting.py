@@ -129,6 +129,10 @@ def daemon_info(service: Service) -> DaemonInfo:
         subreaper=service.is_subreaper,
         dumpable=bool(prctl(PR_GET_DUMPABLE)),
         rss_bytes=own_rss_bytes(),
+        state_directory=service.state_path,
+        journal=service.journal.is_on,
+        journal_reason=service.journal.reason,
+        fence=service.fencing.fence.highest,
         starts=registry.starts,
         live_execs=registry.live_count,
         connections=counters.connections,
@@ -140,5 +144,5 @@ def daemon_info(service: Service) -> DaemonInfo:
         spool_reason=service.spool.place.reason,
         limits=service.limits,
         features=service.features,
-        warnings=service.warnings,
+        warnings=service.warnings_now(),
     )

@@ -10,7 +10,7 @@ import functools
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, Final
 
-from runnerd.core.flow import Subscription
+from runnerd.core.fence import changes
 from runnerd.protocol.answers import (
     AttachAnswer,
     Empty,
@@ -40,6 +40,7 @@ from runnerd.protocol.requests import (
     Params,
 )
 
+from .attaching import subscribe
 from .calls import Call
 from .ends import cancel, wait
 from .inspecting import daemon_info, exec_info
@@ -69,6 +70,8 @@ def dispatch(service: Service, connection: Connection, codec: Codec, request: Re
     params = codec.params(request.params, kind)
     if request.id is None and request.method != "exec.ack":
         raise RequestError("invalid_request", "only exec.ack may be sent without an id")
+    if changes(request.method, getattr(params, "subscriber", None)):
+        service.fencing.fence.check(connection.fence)
     _serve(Call(service, connection, request.id, request.method), params)
 
 
@@ -97,18 +100,32 @@ def _hello(call: Call, params: Hello) -> None:
             "incarnation_changed",
             f"this is incarnation {service.incarnation}, not {params.incarnation}",
         )
-    call.connection.is_open = True
-    call.connection.client = params.client
-    call.answer(
-        HelloAnswer(
-            protocol=spoken[0],
-            incarnation=service.incarnation,
-            version=service.version,
-            features=service.features,
-            limits=service.limits,
-            starts=service.registry.starts,
+    connection = call.connection
+    connection.is_open = True
+    connection.client = params.client
+    connection.hold()  # what comes behind the hello of a new owner waits until that is durable
+
+    @call.later
+    def durable(is_durable: bool) -> None:  # noqa: FBT001 - an answer, not a mode
+        connection.release()
+        call.answer(
+            HelloAnswer(
+                protocol=spoken[0],
+                incarnation=service.incarnation,
+                version=service.version,
+                features=service.features,
+                limits=service.limits,
+                starts=service.registry.starts,
+                fence=service.fencing.fence.highest,
+                journal=is_durable,
+            )
         )
-    )
+
+    try:
+        connection.fence = service.fencing.take(params.fence, durable)
+    except BaseException:
+        connection.release()
+        raise
 
 
 def _ping(call: Call, _params: NoParams) -> None:
@@ -139,17 +156,8 @@ def _start(call: Call, params: ExecStart) -> None:
 def _start_answer(call: Call, running: Running, params: ExecStart) -> StartAnswer:
     its_exec, subscription = running.exec, None
     if params.attach is not None and not call.connection.is_gone:
-        attach = params.attach
         call.connection.unreserve_subscription()
-        subscription = call.connection.subscribe(
-            running,
-            lambda number: Subscription(
-                number,
-                its_exec.transcript,
-                streams=attach.streams,
-                window_bytes=attach.window_bytes,
-            ),
-        )
+        subscription = subscribe(call.connection, running, params.attach)
     assert its_exec.pid is not None
     return StartAnswer(
         exec_id=its_exec.exec_id,
@@ -157,6 +165,7 @@ def _start_answer(call: Call, running: Running, params: ExecStart) -> StartAnswe
         created=True,
         starts=its_exec.number,
         oom_score_adj=its_exec.oom_score_adj,
+        journaled=its_exec.journaled,
         subscription=None if subscription is None else subscription.number,
     )
 
@@ -164,22 +173,7 @@ def _start_answer(call: Call, running: Running, params: ExecStart) -> StartAnswe
 def _attach(call: Call, params: ExecAttach) -> None:
     running = call.service.known(params.exec_id)
     its_exec = running.exec
-    if its_exec.transcript.state == "evicted":
-        raise RequestError(
-            "exec_evicted",
-            f"the output of exec '{its_exec.exec_id}' is no longer kept",
-            exit=its_exec.exit,
-        )
-    subscription = call.connection.subscribe(
-        running,
-        lambda number: Subscription(
-            number,
-            its_exec.transcript,
-            streams=params.streams,
-            after=params.after,
-            window_bytes=params.window_bytes,
-        ),
-    )
+    subscription = subscribe(call.connection, running, params, params.after)
     call.answer(
         AttachAnswer(
             subscription=subscription.number,

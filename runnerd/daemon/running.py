@@ -125,14 +125,37 @@ class Running:
 
     # ------------------------------------------------------------------ start
 
+    def prepare(self) -> None:
+        """Make all that the command needs but its process.
+
+        Raises:
+            RequestError: start_failed, with nothing left.
+        """
+        self._starting.prepare()
+        self._pipes = self._starting.pipes
+
+    def launch_once_journaled(self) -> None:
+        """Launch it once its start is in the journal, or that has taken too long."""
+        self._starting.when_journaled(self._launch_or_fail)
+
+    def _launch_or_fail(self) -> None:
+        try:
+            self.launch()
+        except RequestError as error:
+            self.fail_start(error)
+
+    def fail_start(self, error: RequestError) -> None:
+        """Give the start up: nothing of it is left, and whoever asked for it gets the error."""
+        self._starting.fail(error)
+
     def launch(self) -> None:
         """Hand the command to a shim.
 
         Raises:
             RequestError: start_failed, with nothing left.
         """
-        self._shim, self._pipes = self._starting.launch(self._take_message, self._shim_lost)
         try:
+            self._shim = self._starting.launch(self._take_message, self._shim_lost)
             self._ender = ShimEnder(self.exec, self._shim, self._poller, self)
         except BaseException:
             self._starting.drop()

@@ -14,6 +14,7 @@ import trio
 
 import runnerd
 from runnerd.core.bounds import Bounds
+from runnerd.core.digest import content_of
 from runnerd.core.execs import Exec
 from runnerd.core.registry import Registry
 from runnerd.protocol.answers import Exit, Limits, OomOrder
@@ -21,13 +22,17 @@ from runnerd.protocol.errors import RequestError
 from runnerd.protocol.requests import LABELS_MAX, METHODS, ExecStart
 
 from .counters import Counters
+from .fencing import Fencing
 from .guard import CAUSE_ERROR, CAUSE_STOP, Guard
+from .heart import Heart
+from .journal import Journal
 from .launcher import Launcher
 from .log import Log
 from .memory import OomCounter
 from .pipes import BigPipes
-from .poller import Poller
+from .poller import Owner, Poller
 from .reaper import Reaper
+from .remembering import Memory
 from .running import Running
 from .shims import ShimPool
 from .spool import Spooler
@@ -55,6 +60,7 @@ class Service:
         reaper: Waits.
         oom_counter: The cgroup's counter.
         oom_order: What was found about it at boot.
+        memory: What earlier incarnations left, and where this one may leave something.
 
     Attributes:
         running: Every exec that is live or kept, by id.
@@ -81,6 +87,7 @@ class Service:
         is_subreaper: bool,
         all_children_ours: bool,
         warnings: list[str],
+        memory: Memory,
     ) -> None:
         self.bounds = bounds
         self.log = log
@@ -95,7 +102,19 @@ class Service:
         self.all_children_ours = all_children_ours
         self.warnings = warnings
         self.counters = Counters()
-        self.registry = Registry(bounds, spool_place.slots)
+        self.incarnation = secrets.token_hex(8)
+        self.registry = Registry(bounds, self.incarnation, spool_place.slots)
+        self.state_path = memory.path
+        self.journal = Journal(
+            memory.file,
+            memory.reason,
+            poller=poller,
+            log=log,
+            everything=self.registry.everything,
+            meta=self._meta,
+            on_defect=lambda error: self.uncaught("journal", error),
+        )
+        self.fencing = Fencing(memory.fence, journal=self.journal, poller=poller, owner=self)
         self.spool = Spooler(
             spool_place,
             self.registry.budget,
@@ -106,9 +125,9 @@ class Service:
         )
         self.running: dict[str, Running] = {}
         self.connections: set[Connection] = set()
+        self.heart = Heart(poller, self)
         self.stdin_totals = StdinTotals(bounds)
         self.big_pipes = BigPipes()
-        self.incarnation = secrets.token_hex(8)
         self.version = runnerd.__version__
         self.features = sorted(METHODS)
         self.started_s = time.monotonic()
@@ -132,26 +151,48 @@ class Service:
         if self.guard.cause() is not None:
             # The lifeline ends natively, before the loop hears of it: parked shims leave already.
             self.registry.state = "stopping"
+        exec_id = params.exec_id or f"x-{secrets.token_hex(8)}"
+        content = content_of(params)
+        now_s = time.monotonic()
+        known = self.registry.recall(exec_id, content, params.horizon, now_s)
+        assert known is None
         accepted = self.registry.accept(
-            params.exec_id or f"x-{secrets.token_hex(8)}",
+            exec_id,
             params,
+            content=content,
             cwd=params.cwd or self.launcher.cwd,
-            now_s=time.monotonic(),
+            now_s=now_s,
             wall_s=time.time(),
             oom_kills=self.oom_kills(),
         )
         running = Running(self, accepted, params, on_start)
         self.running[accepted.exec_id] = running
         try:
-            running.launch()
-        except BaseException as error:
-            accepted.start_failed()
-            self.forget(accepted)
-            if not isinstance(error, RequestError):
-                raise
-            told = self.start_error(accepted, error)
-            self.observe_start_failed(accepted, told)
-            raise told from error
+            self._launch(running)
+        except RequestError as error:
+            running.fail_start(error)
+        except Exception as error:  # noqa: BLE001 - stray: answered, counted, survived
+            self.stray(error, "request", method="exec.start")
+            running.fail_start(RequestError("internal", "the start failed inside runnerd"))
+
+    def _launch(self, running: Running) -> None:
+        if self.journal.is_on:
+            running.launch_once_journaled()  # first: what follows is made while it is written
+            running.prepare()
+            return
+        self.observe_unjournaled("failed" if self.journal.exists else "none")
+        running.prepare()
+        running.launch()
+
+    def _meta(self) -> dict[str, int]:
+        fence = self.fencing.fence.highest
+        return {"dropped": self.registry.dropped_number} | (
+            {} if fence is None else {"fence": fence}
+        )
+
+    def journal_start(self, its_exec: Exec, owner: Owner, on_done: Callable[[bool], None]) -> None:
+        """Write a start to the journal before its command runs; see Journal.begin."""
+        self.journal.begin(self.registry.past_of(its_exec), owner, on_done)
 
     def start_error(self, its_exec: Exec, error: RequestError) -> RequestError:
         """Return what a failed start is told: the stop, where that has taken its shim away."""
@@ -177,6 +218,7 @@ class Service:
         """A start failed: nothing of it is kept, its id is free."""
         self.registry.failed(failed)
         del self.running[failed.exec_id]
+        self.journal.failed(failed.number)
         self._note_idle()
 
     def closed(self, running: Running) -> None:
@@ -196,8 +238,18 @@ class Service:
         self._drop_expired()
 
     def _drop_expired(self) -> None:
-        for exec_id in self.registry.take_dropped():
-            del self.running[exec_id]
+        for past in self.registry.take_settled():
+            self.running.pop(past.exec_id, None)
+            self.journal.note(past)
+        dropped = self.registry.take_dropped()
+        if dropped:
+            self.journal.dropped(dropped, self.registry.dropped_number)
+
+    def warnings_now(self) -> list[str]:
+        """Return what an operator should know: what was found at boot, and what is so now."""
+        if not self.journal.exists or self.journal.is_on:
+            return self.warnings
+        return [*self.warnings, f"the journal has failed: {self.journal.reason}"]
 
     def live(self) -> list[Running]:
         """Return every live exec."""
@@ -221,6 +273,12 @@ class Service:
         self.counters.started += 1
         self.counters.start_duration.observe((its_exec.phases.started_ms or 0.0) / 1000)
         self.log.debug("exec_started", exec_id=its_exec.exec_id, pid=its_exec.pid)
+        if self.journal.exists:
+            self.journal.note(self.registry.past_of(its_exec))
+
+    def observe_unjournaled(self, why: str) -> None:
+        """A start goes on without being in the journal: there is none, it failed, or is slow."""
+        self.counters.starts_unjournaled[why] += 1
 
     def observe_start_failed(self, its_exec: Exec, error: RequestError) -> None:
         """A start failed."""
@@ -244,10 +302,14 @@ class Service:
             reason=its_exit.reason,
             wall_s=its_exit.wall_s,
         )
+        if self.journal.exists:
+            self.journal.exited(self.registry.past_of(its_exec))
 
     def observe_closed(self, its_exec: Exec) -> None:
         """Nothing of an exec is left."""
         self.log.debug("exec_closed", exec_id=its_exec.exec_id)
+        if self.journal.exists:
+            self.journal.note(self.registry.past_of(its_exec))
 
     def refused(self, kind: str) -> None:
         """A request was refused."""

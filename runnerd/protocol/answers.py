@@ -473,7 +473,11 @@ class DaemonInfo(msgspec.Struct, kw_only=True):
         subreaper: Whether orphans of a dead shim come to the daemon.
         dumpable: Whether a process of the same user could read the daemon.
         rss_bytes: The daemon's resident set.
-        starts: Starts accepted so far.
+        state_directory: Where what outlives the daemon is kept, or null.
+        journal: Whether starts and exits are written there now.
+        journal_reason: Why not, or null.
+        fence: The highest fence seen, or null before the first.
+        starts: Starts accepted so far, by earlier incarnations of the same state directory too.
         live_execs: Execs not closed.
         connections: Open connections.
         subscriptions: Open subscriptions.
@@ -513,6 +517,10 @@ class DaemonInfo(msgspec.Struct, kw_only=True):
     limits: Limits
     features: list[str]
     warnings: list[str]
+    state_directory: str | None = None
+    journal: bool = False
+    journal_reason: str | None = None
+    fence: int | None = None
 
 
 class MetricsAnswer(msgspec.Struct, kw_only=True):
