@@ -19,7 +19,8 @@ from typing import Final, Literal, NamedTuple
 from runnerd.protocol.errors import RequestError
 
 from .bounds import CHUNK_BYTES, RECORD_COST_BYTES, UNACKED_RECORDS_MAX
-from .transcript import STREAMS, Record, StreamName, Transcript
+from .spool import HEADER, Block, Record
+from .transcript import STREAMS, StreamName, Transcript
 
 _TAIL_RECORDS: Final = 4
 
@@ -94,13 +95,16 @@ class Subscription:
         self._needs_acks = window_bytes is not None
         self._unacked: deque[tuple[int, int]] = deque()
         self._unacked_bytes = 0
+        self._block: Block | None = None  # where on disk it reads, and how far it got there
+        self._position = 0
+        self._refused_size = 0  # of the record the window had no room for
         self._offsets = self._known_offsets()
 
     def _known_offsets(self) -> list[int | None]:
         if self.cursor_seq == 0:
             return [0, 0]
-        if self.cursor_seq + 1 < self.transcript.first_seq:
-            return [None, None]
+        if self.cursor_seq + 1 < self.transcript.mem_first_seq:
+            return [None, None]  # lost, or on disk: known once its block is read
         offsets: list[int | None] = list(self.transcript.total_bytes)
         seen: set[int] = set()
         seq = self.cursor_seq
@@ -123,8 +127,11 @@ class Subscription:
         """
         return self._unacked[0][0] - 1 if self._unacked else self.cursor_seq
 
-    def next_item(self) -> Record | Gap | Terminal | None:
-        """Hand out what comes next, or None where there is nothing or the window is full."""
+    def next_item(self) -> Record | Gap | Terminal | Block | None:
+        """Hand out what comes next, or None where there is nothing or the window is full.
+
+        A block is no item: it has to be read from disk first; then ask again.
+        """
         transcript = self.transcript
         while self.cursor_seq < transcript.last_output_seq:
             if self.cursor_seq + 1 < transcript.first_seq:
@@ -132,20 +139,51 @@ class Subscription:
                 if gap is not None:
                     return gap
                 continue
-            record = transcript.record_after(self.cursor_seq)
-            assert record is not None
+            record = self._next_record()
+            if not isinstance(record, Record):
+                return record
             if record.stream not in self._streams:
                 self.cursor_seq = record.seq
-                continue
-            if not self._fits(len(record.data)):
+            elif self._fits(len(record.data)):
+                return self._hand_out(record)
+            else:
+                self._refused_size = len(record.data)
                 return None
-            self.cursor_seq = record.seq
-            self._offsets[record.stream] = record.offset + len(record.data)
-            if self._needs_acks:
-                self._unacked.append((record.seq, len(record.data)))
-                self._unacked_bytes += len(record.data)
-            return record
         return self._next_terminal()
+
+    def _hand_out(self, record: Record) -> Record:
+        self._refused_size = 0
+        self.cursor_seq = record.seq
+        self._offsets[record.stream] = record.offset + len(record.data)
+        if self._needs_acks:
+            self._unacked.append((record.seq, len(record.data)))
+            self._unacked_bytes += len(record.data)
+        return record
+
+    def _next_record(self) -> Record | Block | None:
+        """Return the record after the cursor, or the block it is in where that has to be read."""
+        transcript = self.transcript
+        if self.cursor_seq + 1 >= transcript.mem_first_seq:
+            return transcript.record_after(self.cursor_seq)
+        if not self._fits(self._refused_size):
+            return None  # nothing is read from disk for a window that is still shut
+        block = transcript.spool.block_with(self.cursor_seq + 1)
+        data = block.data
+        if data is None:
+            return block
+        if self._block is not block:
+            self._block, self._position = block, 0
+            known = zip(self._offsets, block.start_offsets, strict=True)
+            self._offsets = [start if offset is None else offset for offset, start in known]
+        while self._position < len(data):
+            seq, offset, size, stream = HEADER.unpack_from(data, self._position)
+            begin = self._position + HEADER.size
+            if seq > self.cursor_seq:
+                assert seq == self.cursor_seq + 1, "a block with a hole"
+                return Record(seq, stream, offset, data[begin : begin + size], 0)
+            self._position = begin + size
+            self._offsets[stream] = offset + size
+        return block  # read before this record was added to it
 
     def _fits(self, size: int) -> bool:
         # A window smaller than one chunk still lets one through, or it would stall for good. A
@@ -217,6 +255,9 @@ class Gate:
     Attributes:
         holder: The subscription the command waits for, None while that is lost or yet to come.
         subscriber: The only name that may take the wait over, or None: anybody may.
+        spills: Whether what the subscriber has not taken may go beyond memory, onto the disk. A
+            reader that takes what comes is served from memory, at the pace of a pipe; one that
+            is lost, or takes nothing for a moment, does not hold the command while there is room.
     """
 
     def __init__(
@@ -231,6 +272,7 @@ class Gate:
         self.holder: Subscription | None = None
         self._hold_s = hold_s
         self._lost_seq = 0
+        self.spills = False
         self.held_until_s: float | None = now_s + hold_s if flow == "block" else None
 
     def taken_by(self, subscription: Subscription) -> None:
@@ -244,13 +286,16 @@ class Gate:
                 subscription.count_arrivals()
             # At once: it may stand further back than the one before it, and another exec's
             # output can make this transcript shrink before its own pipes are read again.
-            subscription.transcript.protected_seq = subscription.released_seq
+            position, transcript = subscription.released_seq, subscription.transcript
+            transcript.protected_seq = position
+            self.spills = position + 1 < transcript.mem_first_seq
 
     def lost(self, subscription: Subscription, now_s: float) -> None:
         """Its connection is gone: hold the wait for a while."""
         if subscription is self.holder:
             self._lost_seq = subscription.released_seq
             self.holder = None
+            self.spills = True
             self.held_until_s = now_s + self._hold_s
 
     def left(self, subscription: Subscription) -> None:
@@ -264,6 +309,11 @@ class Gate:
         self.holder = self.subscriber = None
         self.held_until_s = None
 
+    @property
+    def position(self) -> int:
+        """Up to where the subscriber has taken everything."""
+        return self._lost_seq if self.holder is None else self.holder.released_seq
+
     def may_read(self, transcript: Transcript, tail_bytes: int) -> bool:
         """Say whether one more chunk can be taken without dropping what is waited for.
 
@@ -274,9 +324,10 @@ class Gate:
         if self.flow == "drop":
             transcript.protected_seq = None
             return True
-        holder = self.holder
-        position = self._lost_seq if holder is None else holder.released_seq
-        transcript.protected_seq = position
-        waiting = transcript.end_cost - transcript.cost_up_to(position)
-        record_cost_max = chunk_bytes(tail_bytes) + RECORD_COST_BYTES
-        return not waiting or waiting + record_cost_max <= tail_bytes
+        transcript.protected_seq = position = self.position
+        cost_max = chunk_bytes(tail_bytes) + RECORD_COST_BYTES
+        if transcript.fits_tail(position, cost_max, tail_bytes):
+            self.spills = False
+        elif not self.spills:
+            return False
+        return transcript.may_grow(position, cost_max, tail_bytes)

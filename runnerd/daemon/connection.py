@@ -47,7 +47,8 @@ class Connection:
 
     Attributes:
         number: For the log.
-        is_open: Whether hello was answered.
+        is_open: Whether hello was accepted.
+        fence: What its hello brought, see core/fence.py; None = nothing.
         waiting: What of its requests is left with an exec, to be taken back when it goes.
     """
 
@@ -58,6 +59,7 @@ class Connection:
         self.peer = peer
         self.client: str | None = None
         self.is_open = False
+        self.fence: int | None = None
         self._service = service
         self._sock = sock
         self._outgoing = Outgoing(service, sock, self.number, self.close)
@@ -70,6 +72,7 @@ class Connection:
         self._next_subscription = 1
         self._closing = False
         self._has_frames = False
+        self._held: trio.Event | None = None
         self._scope = trio.CancelScope()
 
     # ------------------------------------------------------------------ life
@@ -103,6 +106,16 @@ class Connection:
         self._closing = True
         self._scope.cancel()
 
+    def hold(self) -> None:
+        """Take no further request until `release`."""
+        self._held = trio.Event()
+
+    def release(self) -> None:
+        """Go on with what came meanwhile."""
+        held, self._held = self._held, None
+        if held is not None:
+            held.set()
+
     async def _read_loop(self) -> None:
         with trio.CancelScope() as hello_scope:
             hello_scope.deadline = trio.current_time() + self._service.bounds.hello_s
@@ -113,6 +126,8 @@ class Connection:
                 self._splitter.feed(data)
                 self._has_frames = True
                 while self._has_frames and not self._closing:
+                    if self._held is not None:
+                        await self._held.wait()
                     self._service.poller.batch(self._take_frames)
                     if self.is_open:
                         hello_scope.deadline = float("inf")
@@ -136,7 +151,7 @@ class Connection:
     def _take_frames(self) -> None:
         # A turn, then others have theirs: one read may hold a thousand requests.
         until_s = time.monotonic() + _TURN_S
-        while not self._closing and time.monotonic() < until_s:
+        while not self._closing and self._held is None and time.monotonic() < until_s:
             try:
                 payload = self._splitter.next_frame()
             except FramingError as error:

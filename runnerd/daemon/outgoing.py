@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Final
 import trio
 
 from runnerd.core.flow import Subscription
-from runnerd.core.transcript import Record
+from runnerd.core.spool import Block, Record
 from runnerd.protocol.answers import SupersededNote
 from runnerd.protocol.codec import Codec
 
@@ -260,6 +260,10 @@ class Outgoing:
         for _ in range(_TURN_RECORDS):
             item = subscription.next_item()
             if item is None:
+                break
+            if isinstance(item, Block):
+                spool = self._service.spool
+                spool.read(subscription.transcript, item, subscription, self.wake)
                 break
             message = item_note(self.codec, subscription, running.exec, item)
             batch.append(message)
