@@ -14,7 +14,8 @@ from runnerd.core.bounds import HEARTBEAT_S
 from runnerd.core.flow import Gate, Subscription, chunk_bytes
 from runnerd.core.heartbeats import Heartbeats
 from runnerd.core.names import Names
-from runnerd.core.transcript import Record, TailBudget
+from runnerd.core.spool import Record
+from runnerd.core.transcript import TailBudget
 from runnerd.protocol.errors import RequestError
 
 from .core_parts import NOW_S, SMALL, fill, make_transcript
