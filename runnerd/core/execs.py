@@ -19,6 +19,7 @@ from .bounds import DRAIN_S
 from .digest import Content
 from .flow import Gate
 from .life import LIVE, Event, State, after
+from .names import Names
 from .oom import SIGKILL, oom_verdict
 from .stdin import StdinQueue
 from .transcript import TailBudget, Transcript
@@ -143,10 +144,13 @@ class Exec:
         self.discarded_bytes = 0
         self.closed_s: float | None = None
         self.phases = Phases()
-        self.transcript = Transcript(budget, sha256=params.sha256)
+        self.transcript = Transcript(budget, sha256=params.sha256, exec_id=exec_id)
         self.stdin = StdinQueue() if params.stdin == "pipe" else None
         flow = params.flow or ("drop" if params.attach is None else "block")
-        self.gate = Gate(flow, params.hold_s, now_s)
+        # Of the start that attaches itself: it may be lost before its answer, and come back.
+        subscriber = None if params.attach is None else params.attach.subscriber
+        self.gate = Gate(flow, params.hold_s, now_s, subscriber)
+        self.names = Names(self.gate)
         self._budget = budget
         self._leftovers = params.leftovers
         self._deadline_s = params.deadline_s

@@ -29,6 +29,7 @@ from .execs import Exec
 from .past import Past
 from .remembered import same_start
 from .settled import Settled, marker_of
+from .spool import Slots
 from .tombstones import Tombstones
 from .transcript import TailBudget
 
@@ -41,6 +42,7 @@ class Registry:
     Args:
         bounds: The limits in force.
         incarnation: This daemon start.
+        slots: Where transcripts' blocks lie on disk, None where there is no spool.
 
     Attributes:
         starts: Starts accepted so far, by earlier incarnations too where they are known.
@@ -48,7 +50,7 @@ class Registry:
         budget: What all transcripts may cost together.
     """
 
-    def __init__(self, bounds: Bounds, incarnation: str = "") -> None:
+    def __init__(self, bounds: Bounds, incarnation: str = "", slots: Slots | None = None) -> None:
         self._bounds = bounds
         self._incarnation = incarnation
         self._execs: OrderedDict[str, Exec] = OrderedDict()
@@ -58,7 +60,7 @@ class Registry:
         self._tombstones = Tombstones()
         self._newly_settled: list[Past] = []
         self._dropped: list[int] = []
-        self.budget = TailBudget(bounds)
+        self.budget = TailBudget(bounds, slots)
         self.starts = 0
         self.state: Literal["serving", "draining", "stopping"] = "serving"
 

@@ -7,7 +7,6 @@ output does.
 from __future__ import annotations
 
 import functools
-import select
 import socket
 import time
 from collections.abc import Callable
@@ -23,6 +22,7 @@ from runnerd.protocol.errors import RequestError
 from runnerd.protocol.framing import Encoding, FrameSplitter, FramingError
 
 from .access import Peer
+from .arrivals import has_hung_up
 from .effects import each_of
 from .ends import Cancelling, Waiting
 from .methods import dispatch
@@ -89,9 +89,9 @@ class Connection:
             self._release()
 
     def _release(self) -> None:
-        self._sock.close()
         held = self._outgoing.closed()
-        self._service.counters.subscriptions -= len(held) + self._reserved
+        self._sock.close()
+        self._service.counters.subscriptions -= self._reserved
         self._reserved = 0
         each_of(
             *(waiting.abandon for waiting in list(self.waiting)),
@@ -250,8 +250,18 @@ class Connection:
 
     # ------------------------------------------------------------------ subscriptions
 
-    def subscribe(self, running: Running, make: Callable[[int], Subscription]) -> Subscription:
+    def subscribe(
+        self,
+        running: Running,
+        make: Callable[[int], Subscription],
+        generation: int | None,
+    ) -> Subscription:
         """Open a subscription; its answer must be sent before the writer's next turn.
+
+        Args:
+            running: The exec it reads.
+            make: Makes it, given its number on this connection.
+            generation: Of its name; checked before.
 
         Raises:
             RequestError: busy at the limit, or what `make` raises.
@@ -262,9 +272,8 @@ class Connection:
         finally:
             self.unreserve_subscription()
         self._next_subscription += 1
-        self._outgoing.subscriptions[subscription.number] = (subscription, running)
-        self._service.counters.subscriptions += 1
-        running.readers.add(subscription, self)
+        self._outgoing.open(subscription, running)
+        running.readers.add(subscription, self, generation)
         return subscription
 
     def reserve_subscription(self) -> None:
@@ -307,13 +316,16 @@ class Connection:
     def unsubscribe(self, number: int) -> None:
         """Close one, on purpose."""
         subscription, running = self.subscription(number)
-        del self._outgoing.subscriptions[number]
-        self._service.counters.subscriptions -= 1
+        self._outgoing.end(subscription)
         running.readers.remove(subscription, lost=False)
 
     def wake(self, subscription: Subscription) -> None:
         """See Subscriber: something may be there to be sent."""
         self._outgoing.wake(subscription)
+
+    def superseded(self, subscription: Subscription, generation: int | None) -> None:
+        """See Subscriber: a newer attach of the same name took its place."""
+        self._outgoing.superseded(subscription, generation)
 
     async def flushed(self) -> None:
         """Wait until everything for it has been written, or it is gone."""
@@ -324,9 +336,7 @@ class Connection:
         """See Subscriber: the peer closed its end, whether or not the reader has got there."""
         if self._closing or self.is_gone:
             return True
-        poll = select.poll()
-        poll.register(self._sock, select.POLLRDHUP)
-        return bool(poll.poll(0))
+        return has_hung_up(self._sock)
 
     @property
     def is_gone(self) -> bool:

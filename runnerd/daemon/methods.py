@@ -11,7 +11,6 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, Final
 
 from runnerd.core.fence import changes
-from runnerd.core.flow import Subscription
 from runnerd.core.past import Past
 from runnerd.core.remembered import no_output, over
 from runnerd.protocol.answers import (
@@ -44,6 +43,7 @@ from runnerd.protocol.requests import (
     Params,
 )
 
+from .attaching import subscribe
 from .calls import Call
 from .ends import cancel, wait
 from .inspecting import daemon_info, exec_info, past_info, start_answer
@@ -166,17 +166,8 @@ def _start_answer(call: Call, running: Running, params: ExecStart, *, created: b
     subscription = None
     if attach is not None:
         call.connection.unreserve_subscription()
-    is_there = not call.connection.is_gone and its_exec.transcript.state != "evicted"
-    if attach is not None and is_there:
-        subscription = call.connection.subscribe(
-            running,
-            lambda number: Subscription(
-                number,
-                its_exec.transcript,
-                streams=attach.streams,
-                window_bytes=attach.window_bytes,
-            ),
-        )
+        if not call.connection.is_gone and its_exec.transcript.state != "evicted":
+            subscription = subscribe(call.connection, running, attach)
     assert its_exec.pid is not None
     return StartAnswer(
         exec_id=its_exec.exec_id,
@@ -192,22 +183,7 @@ def _start_answer(call: Call, running: Running, params: ExecStart, *, created: b
 def _attach(call: Call, params: ExecAttach) -> None:
     running = call.service.known(params.exec_id, no_output)
     its_exec = running.exec
-    if its_exec.transcript.state == "evicted":
-        raise RequestError(
-            "exec_evicted",
-            f"the output of exec '{its_exec.exec_id}' is no longer kept",
-            exit=its_exec.exit,
-        )
-    subscription = call.connection.subscribe(
-        running,
-        lambda number: Subscription(
-            number,
-            its_exec.transcript,
-            streams=params.streams,
-            after=params.after,
-            window_bytes=params.window_bytes,
-        ),
-    )
+    subscription = subscribe(call.connection, running, params, params.after)
     call.answer(
         AttachAnswer(
             subscription=subscription.number,

@@ -28,6 +28,7 @@ from .remembering import Memory
 from .server import Server
 from .service import Service
 from .shims import ShimPool
+from .spool_file import open_spool
 from .stopping import stop, stop_without_loop, watch_guard
 
 _RESTARTS_MAX = 3
@@ -82,8 +83,11 @@ def _assemble(options: Options, guard: Guard, listener: Listener, log: Log) -> S
         warnings.append(f"the stop deadline is held by a stand-in ({guard.kind})")
     if not is_subreaper:
         warnings.append("this process is no subreaper: what a killed shim leaves is not found")
+    folder = None if memory.directory is None else Path(memory.directory.path)
+    spool_place = open_spool(folder, options.spool, options.bounds)
     service = Service(
         bounds=options.bounds,
+        spool_place=spool_place,
         log=log,
         guard=guard,
         poller=poller,
@@ -164,6 +168,8 @@ def _say_ready(service: Service, options: Options, words: _Words) -> None:
     order = service.oom_order
     for warning in service.warnings:
         service.log.warning("boot_warning", warning=warning)
+    place = service.spool.place
+    service.log.info("spool", directory=place.directory, reason=place.reason)
     service.log.info(
         "ready",
         socket=service.socket_path,

@@ -129,6 +129,7 @@ class Running:
             tail_bytes=self._tail_bytes,
             on_progress=self._readers_progressed,
         )
+        its_exec.transcript.on_room = self._room_made
 
     # ------------------------------------------------------------------ start
 
@@ -253,8 +254,14 @@ class Running:
         return self._service.registry.budget.tail_bytes
 
     def _readers_progressed(self) -> None:
+        self._service.registry.budget.want(self.exec.transcript)
         if self._output is not None and self._output.is_waiting:
             self._output.gate_changed()
+
+    def _room_made(self) -> None:
+        self._readers_progressed()
+        if not self.exec.transcript.spool.is_on:
+            self.readers.wake()  # there may be a gap to be told
 
     # ------------------------------------------------------------------ exit
 

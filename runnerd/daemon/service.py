@@ -25,6 +25,7 @@ from runnerd.protocol.requests import LABELS_MAX, METHODS, ExecStart
 from .counters import Counters
 from .fencing import Fencing
 from .guard import CAUSE_ERROR, CAUSE_STOP, Guard
+from .heart import Heart
 from .journal import Journal
 from .launcher import Launcher
 from .log import Log
@@ -35,6 +36,8 @@ from .reaper import Reaper
 from .remembering import Memory
 from .running import OnStart, Running
 from .shims import ShimPool
+from .spool import Spooler
+from .spool_file import SpoolPlace
 from .stdin_pump import StdinTotals
 
 if TYPE_CHECKING:
@@ -49,6 +52,7 @@ class Service:
 
     Args:
         bounds: The limits in force.
+        spool_place: Where transcripts go on disk.
         log: Where lines go.
         guard: Holds the stop deadline.
         poller: Descriptors and timers.
@@ -71,6 +75,7 @@ class Service:
         self,
         *,
         bounds: Bounds,
+        spool_place: SpoolPlace,
         log: Log,
         guard: Guard,
         poller: Poller,
@@ -99,7 +104,7 @@ class Service:
         self.warnings = warnings
         self.counters = Counters()
         self.incarnation = secrets.token_hex(8)
-        self.registry = Registry(bounds, self.incarnation)
+        self.registry = Registry(bounds, self.incarnation, spool_place.slots)
         self.state_path = memory.path
         self.journal = Journal(
             memory.file,
@@ -111,15 +116,24 @@ class Service:
             on_defect=lambda error: self.uncaught("journal", error),
         )
         self.fencing = Fencing(memory.fence, journal=self.journal, poller=poller, owner=self)
+        self.spool = Spooler(
+            spool_place,
+            self.registry.budget,
+            poller,
+            counters=self.counters,
+            log=log,
+            on_stray=lambda error: self.stray(error, "spool"),
+        )
         self.running: dict[str, Running] = {}
         self.connections: set[Connection] = set()
+        self.heart = Heart(poller, self)
         self.stdin_totals = StdinTotals(bounds)
         self.big_pipes = BigPipes()
         self.version = runnerd.__version__
         self.features = sorted(METHODS)
         self.started_s = time.monotonic()
         self.started_at = time.time()
-        self.limits = _limits(bounds)
+        self.limits = _limits(bounds, has_spool=spool_place.slots is not None)
         self.when_idle = trio.Event()  # replaced by who waits for it
         self._oom_counter = oom_counter
 
@@ -325,7 +339,7 @@ class Service:
         self.guard.arm(0, CAUSE_STOP)
 
 
-def _limits(bounds: Bounds) -> Limits:
+def _limits(bounds: Bounds, *, has_spool: bool) -> Limits:
     return Limits(
         frame_bytes=bounds.frame_bytes_max,
         connections=bounds.connections_max,
@@ -341,7 +355,7 @@ def _limits(bounds: Bounds) -> Limits:
         finished_execs=bounds.finished_execs_max,
         finished_s=bounds.finished_s_max,
         settled=bounds.settled_execs_max,
-        spool_bytes=bounds.spool_bytes_max,
-        spool_total_bytes=bounds.spool_total_bytes_max,
+        spool_bytes=bounds.spool_bytes_max if has_spool else 0,
+        spool_total_bytes=bounds.spool_total_bytes_max if has_spool else 0,
         labels=LABELS_MAX,
     )

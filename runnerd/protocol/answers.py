@@ -15,6 +15,7 @@ Reason = Literal[
 ]
 OomVerdict = Literal["none", "child", "possible", "killed", "unknown"]
 TranscriptState = Literal["kept", "partial", "evicted", "forgotten", "lost"]
+SpoolState = Literal["off", "on", "degraded"]
 
 
 class Limits(msgspec.Struct, kw_only=True):
@@ -372,6 +373,9 @@ class ExecInfo(msgspec.Struct, kw_only=True):
         subscriptions: How many subscribe.
         transcript: kept; partial (something was dropped); evicted (for space or age); forgotten
             (by exec.forget); lost (with an earlier daemon).
+        spool: Whether output beyond the memory tail is kept on disk: off; on; degraded (it was,
+            until the disk failed, filled up or was too slow).
+        spool_reason: Why it is degraded.
         ending: Whether it is being ended, and why.
         survivors: Who could not be ended.
         holders: Who keeps its pipes open after the exit.
@@ -398,6 +402,8 @@ class ExecInfo(msgspec.Struct, kw_only=True):
     stdin_open: bool
     subscriptions: int
     transcript: TranscriptState
+    spool: SpoolState = "off"
+    spool_reason: str | None = None
     ending: Reason | None = None
     survivors: list[Survivor] = []
     holders: list[Holder] = []
@@ -479,6 +485,8 @@ class DaemonInfo(msgspec.Struct, kw_only=True):
         parked_shims: Shims ready for a start.
         stray_failures: Stray failures survived.
         oom_order: See OomOrder.
+        spool_directory: Where output beyond the memory tails is kept; null = nowhere.
+        spool_reason: Why nowhere.
         limits: See Limits.
         features: As in hello.
         warnings: Everything found at boot that an operator should know.
@@ -505,6 +513,8 @@ class DaemonInfo(msgspec.Struct, kw_only=True):
     parked_shims: int
     stray_failures: int
     oom_order: OomOrder
+    spool_directory: str | None
+    spool_reason: str | None
     limits: Limits
     features: list[str]
     warnings: list[str]
