@@ -220,10 +220,10 @@ def test_c61_fifty_subscribers_of_which_twenty_are_ill(
 ) -> None:
     """Healthy ones get everything in order; slow ones get gaps; dead ones are closed and counted.
 
-    Without a spool the transcript's memory is what a healthy reader may be behind: 8 MiB here.
-    The 30 s of patience are 3.
+    A healthy reader may be behind by what the spool holds, 16 MiB here, so that the slow ones,
+    25 MB behind, are told of a gap. The 30 s of patience are 3.
     """
-    options = ("--stuck-reader-s", str(STUCK_S), "--tail-bytes-max", str(8 << 20))
+    options = ("--stuck-reader-s", str(STUCK_S), "--spool-bytes-max", str(16 << 20))
     daemon = start_daemon(*options)
     line = b"0123456789abcde\n" * 3200
     script = (
