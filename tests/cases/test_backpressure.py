@@ -85,7 +85,7 @@ def test_c56_who_does_not_read_disturbs_nobody(start_daemon: Callable[..., Runne
             pausing.call("exec.attach", exec_id=exec_id)
             seen = followers[0].offset
             # Past what a socket, a batch on its way there and the transcript hold together.
-            wait_for(lambda: followers[0].offset > seen + 2_000_000, 20)
+            wait_for(lambda: followers[0].offset > seen + 6_000_000, 30)
             followers.append(Follower(daemon, exec_id))
             assert pausing.note("exec.gap", exec_id)["stdout_bytes"] > 0
         wait_for(lambda: metric(client, "runnerd_connections_stuck_total") == 2, 10 * SLACK)
