@@ -9,6 +9,7 @@ and a field that a later version adds changes no digest of a start that does not
 from __future__ import annotations
 
 import hashlib
+import zlib
 from typing import Final, NamedTuple
 
 import msgspec
@@ -16,8 +17,8 @@ import msgspec
 from runnerd.protocol.requests import ExecStart
 
 NOT_CONTENT: Final = frozenset({"exec_id", "nonce", "horizon", "attach"})
-_FIELD_DIGEST_BYTES: Final = 8
-# Only to name the field that differs once the whole digest has said that one does.
+_CHECKSUM_BYTES: Final = 4
+# Of a field: only to name the one that differs once the digest has said that something does.
 
 _ENCODER: Final = msgspec.msgpack.Encoder(order="deterministic")
 _DEFAULTS: Final[dict[str, object]] = {
@@ -35,7 +36,7 @@ class Content(NamedTuple):
     Attributes:
         nonce: Its sender's mark.
         digest: Of all of it, 32 bytes.
-        fields: A short digest of each field in the order of exec.start, end to end.
+        fields: A checksum of each field in the order of exec.start, end to end.
     """
 
     nonce: str
@@ -45,7 +46,7 @@ class Content(NamedTuple):
     def first_difference(self, other: Content) -> str | None:
         """Return the first field, in the order of exec.start, in which two starts differ."""
         for at, name in enumerate(_DEFAULTS):
-            field = slice(at * _FIELD_DIGEST_BYTES, (at + 1) * _FIELD_DIGEST_BYTES)
+            field = slice(at * _CHECKSUM_BYTES, (at + 1) * _CHECKSUM_BYTES)
             if self.fields[field] != other.fields[field]:
                 return name
         return None
@@ -60,10 +61,10 @@ def content_of(params: ExecStart) -> Content | None:
     for name, default in _DEFAULTS.items():
         value = getattr(params, name)
         if value == default:
-            fields += bytes(_FIELD_DIGEST_BYTES)
+            fields += bytes(_CHECKSUM_BYTES)
             continue
         packed = _ENCODER.encode(value)
         encoded[name] = msgspec.Raw(packed)
-        fields += hashlib.blake2b(packed, digest_size=_FIELD_DIGEST_BYTES).digest()
+        fields += zlib.crc32(packed).to_bytes(_CHECKSUM_BYTES)
     digest = hashlib.sha256(_ENCODER.encode(encoded)).digest()
     return Content(params.nonce, digest, bytes(fields))

@@ -61,7 +61,7 @@ def row(info: ExecInfo) -> tuple[str, ...]:
         "-" if info.pid is None else str(info.pid),
         duration(info.age_s),
         "-" if info.exit is None else short_exit(info.exit),
-        command_line(info.argv),
+        "-" if info.argv is None else command_line(info.argv),
     )
 
 

@@ -8,7 +8,8 @@ import time
 from typing import TYPE_CHECKING
 
 from runnerd.core.life import State
-from runnerd.protocol.answers import DaemonInfo, ExecInfo, Holder, Usage
+from runnerd.core.past import Past
+from runnerd.protocol.answers import DaemonInfo, ExecInfo, Holder, StartAnswer, Usage
 from runnerd.protocol.requests import PROTOCOL_VERSIONS
 
 from .linux import PR_GET_DUMPABLE, prctl
@@ -63,6 +64,45 @@ def exec_info(
         exit=its_exec.exit,
         closed=its_exec.closed,
         usage=_usage(members) if usage and members is not None else None,
+    )
+
+
+def past_info(past: Past) -> ExecInfo:
+    """Describe an exec of which no more is known than how it ended, if that."""
+    return ExecInfo(
+        exec_id=past.exec_id,
+        state="closed",
+        argv=past.argv,
+        cwd=past.cwd,
+        user=past.user,
+        labels=past.labels or {},
+        pid=None,
+        incarnation=past.incarnation,
+        accepted=past.number,
+        accepted_at=past.accepted_at,
+        age_s=max(0.0, time.time() - past.accepted_at),
+        flow=None,
+        first_seq=None,
+        last_seq=None,
+        stdin_accepted_bytes=None,
+        stdin_open=False,
+        subscriptions=0,
+        transcript=past.transcript,
+        exit=past.exit,
+        closed=past.closed,
+    )
+
+
+def start_answer(past: Past) -> StartAnswer:
+    """Answer a start again whose exec is past: as the first time, but for the subscription."""
+    assert past.pid is not None
+    return StartAnswer(
+        exec_id=past.exec_id,
+        pid=past.pid,
+        created=False,
+        starts=past.number,
+        oom_score_adj=past.oom_score_adj,
+        journaled=past.journaled,
     )
 
 

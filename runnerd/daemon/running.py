@@ -11,7 +11,7 @@ import errno
 import functools
 import time
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Final, Protocol
 
 from runnerd.core.bounds import (
     DRAIN_S,
@@ -31,6 +31,7 @@ from runnerd.core.execs import (
 )
 from runnerd.core.life import State
 from runnerd.core.oom import SIGKILL
+from runnerd.core.past import Past
 from runnerd.protocol.answers import Exit, Reason
 from runnerd.protocol.errors import RequestError
 from runnerd.protocol.requests import ExecStart, ExecWrite
@@ -71,6 +72,13 @@ _STUCK_S: Final = END_RECEIPT_S + KILL_ROUNDS_S + DRAIN_S + 1.0
 _RETRIES: Final = 2
 
 
+class OnStart(Protocol):
+    """Who asked for a start, told once what became of it."""
+
+    def __call__(self, outcome: Running | Past | RequestError, *, created: bool) -> None:
+        """Take the exec or the true error; `created` is false for a start sent again."""
+
+
 class Running:
     """The edge of one exec.
 
@@ -86,7 +94,7 @@ class Running:
         service: Service,
         its_exec: Exec,
         params: ExecStart,
-        on_start: Callable[[Running | RequestError], None],
+        on_start: OnStart,
     ) -> None:
         self.exec = its_exec
         self._service = service
@@ -105,7 +113,7 @@ class Running:
         self._status: ExitStatus | None = None  # as reported, whatever became of it
         self._strays = 0
         self._asked_score = params.oom_score_adj
-        self._on_start: Callable[[Running | RequestError], None] | None = on_start
+        self._on_start = [on_start]
         self._starting = Starting(
             service,
             its_exec,
@@ -125,41 +133,34 @@ class Running:
 
     # ------------------------------------------------------------------ start
 
-    def prepare(self) -> None:
-        """Make all that the command needs but its process.
-
-        Raises:
-            RequestError: start_failed, with nothing left.
-        """
-        self._starting.prepare()
-        self._pipes = self._starting.pipes
-
-    def launch_once_journaled(self) -> None:
-        """Launch it once its start is in the journal, or that has taken too long."""
-        self._starting.when_journaled(self._launch_or_fail)
-
-    def _launch_or_fail(self) -> None:
-        try:
-            self.launch()
-        except RequestError as error:
-            self.fail_start(error)
-
-    def fail_start(self, error: RequestError) -> None:
-        """Give the start up: nothing of it is left, and whoever asked for it gets the error."""
-        self._starting.fail(error)
+    def start(self) -> None:
+        """Launch it once it is journaled, or that has taken too long."""
+        self._attempt(lambda: self._starting.begin(self.launch))
 
     def launch(self) -> None:
-        """Hand the command to a shim.
+        """Hand the command to a shim, unless it was ended first; a failure is its answer."""
+        if self.exec.state is State.STARTING:
+            self._attempt(self._hand_over)
 
-        Raises:
-            RequestError: start_failed, with nothing left.
-        """
+    def _hand_over(self) -> None:
+        self._pipes = self._starting.pipes
+        self._shim = self._starting.launch(self._take_message, self._shim_lost)
+        self._ender = ShimEnder(self.exec, self._shim, self._poller, self)
+
+    def _attempt(self, part_of_start: Callable[[], None]) -> None:
         try:
-            self._shim = self._starting.launch(self._take_message, self._shim_lost)
-            self._ender = ShimEnder(self.exec, self._shim, self._poller, self)
-        except BaseException:
-            self._starting.drop()
-            raise
+            part_of_start()
+        except RequestError as error:
+            self._starting.fail(error)
+        except Exception as error:  # noqa: BLE001 - stray: it costs this exec alone
+            self.stray(error)
+
+    def join(self, on_start: OnStart) -> None:
+        """Tell one more what became of the start: its sender has sent it again."""
+        if self.exec.state is State.STARTING:
+            self._on_start.append(on_start)
+        else:
+            on_start(self, created=False)
 
     def when_started(self, call: Callable[[], None]) -> bool:
         """Call later, once it is known how the start ended; False where it is known already."""
@@ -238,9 +239,10 @@ class Running:
 
     def _start_known(self, error: RequestError | None) -> None:
         # Let go of: it holds the request, whose environment may have megabytes.
-        on_start, self._on_start = self._on_start, None
+        told, self._on_start = self._on_start, []
+        outcome = self if error is None else error
         each_of(
-            lambda: None if on_start is None else on_start(self if error is None else error),
+            *(functools.partial(each, outcome, created=each is told[0]) for each in told),
             lambda: None if error is None else self._end_changed(),
         )
 
@@ -360,6 +362,8 @@ class Running:
     def end(self, reason: Reason, grace_s: float | None = None) -> None:
         """End the exec with everything it started; see Exec.end."""
         self._carry_out(self.exec.end(reason, grace_s, time.monotonic()))
+        if self.exec.state is State.STARTING and self._shim is None:
+            self._starting.give_up()  # accepted and not launched yet: it never is
 
     def _deadline_reached(self) -> None:
         self.end("deadline")

@@ -16,6 +16,7 @@ import runnerd
 from runnerd.core.bounds import Bounds
 from runnerd.core.digest import content_of
 from runnerd.core.execs import Exec
+from runnerd.core.past import Past
 from runnerd.core.registry import Registry
 from runnerd.protocol.answers import Exit, Limits, OomOrder
 from runnerd.protocol.errors import RequestError
@@ -30,10 +31,10 @@ from .launcher import Launcher
 from .log import Log
 from .memory import OomCounter
 from .pipes import BigPipes
-from .poller import Owner, Poller
+from .poller import Poller
 from .reaper import Reaper
 from .remembering import Memory
-from .running import Running
+from .running import OnStart, Running
 from .shims import ShimPool
 from .spool import Spooler
 from .spool_file import SpoolPlace
@@ -142,11 +143,11 @@ class Service:
 
     # ------------------------------------------------------------------ execs
 
-    def start(self, params: ExecStart, on_start: Callable[[Running | RequestError], None]) -> None:
-        """Accept and launch one exec; `on_start` is told what became of it.
+    def start(self, params: ExecStart, on_start: OnStart) -> None:
+        """Start one exec, or answer its start again; `on_start` is told what became of it.
 
         Raises:
-            RequestError: Where it was refused or could not be handed to a shim; nothing is left.
+            RequestError: Where it was refused; nothing was changed.
         """
         if self.guard.cause() is not None:
             # The lifeline ends natively, before the loop hears of it: parked shims leave already.
@@ -155,7 +156,12 @@ class Service:
         content = content_of(params)
         now_s = time.monotonic()
         known = self.registry.recall(exec_id, content, params.horizon, now_s)
-        assert known is None
+        if isinstance(known, Past):
+            on_start(known, created=False)
+            return
+        if known is not None:
+            self.running[exec_id].join(on_start)
+            return
         accepted = self.registry.accept(
             exec_id,
             params,
@@ -167,32 +173,13 @@ class Service:
         )
         running = Running(self, accepted, params, on_start)
         self.running[accepted.exec_id] = running
-        try:
-            self._launch(running)
-        except RequestError as error:
-            running.fail_start(error)
-        except Exception as error:  # noqa: BLE001 - stray: answered, counted, survived
-            self.stray(error, "request", method="exec.start")
-            running.fail_start(RequestError("internal", "the start failed inside runnerd"))
-
-    def _launch(self, running: Running) -> None:
-        if self.journal.is_on:
-            running.launch_once_journaled()  # first: what follows is made while it is written
-            running.prepare()
-            return
-        self.observe_unjournaled("failed" if self.journal.exists else "none")
-        running.prepare()
-        running.launch()
+        running.start()
 
     def _meta(self) -> dict[str, int]:
         fence = self.fencing.fence.highest
         return {"dropped": self.registry.dropped_number} | (
             {} if fence is None else {"fence": fence}
         )
-
-    def journal_start(self, its_exec: Exec, owner: Owner, on_done: Callable[[bool], None]) -> None:
-        """Write a start to the journal before its command runs; see Journal.begin."""
-        self.journal.begin(self.registry.past_of(its_exec), owner, on_done)
 
     def start_error(self, its_exec: Exec, error: RequestError) -> RequestError:
         """Return what a failed start is told: the stop, where that has taken its shim away."""
@@ -203,23 +190,43 @@ class Service:
             "stopping", f"the daemon is stopping; '{its_exec.exec_id}' was not started"
         )
 
-    def known(self, exec_id: str) -> Running:
-        """Return an exec that is live or kept.
+    def found(self, exec_id: str) -> Running | Past:
+        """Return an exec that is live or kept, or what is known of one that is past.
 
         Raises:
             RequestError: exec_unknown.
         """
-        found = self.running.get(exec_id)
+        found = self.running.get(exec_id) or self.registry.past(exec_id)
         if found is None:
             raise RequestError("exec_unknown", f"there is no exec '{exec_id}'")
         return found
 
-    def forget(self, failed: Exec) -> None:
+    def known(self, exec_id: str, refuse: Callable[[Past], RequestError]) -> Running:
+        """Return an exec that is live or kept.
+
+        Raises:
+            RequestError: exec_unknown, or what `refuse` makes of one that is past.
+        """
+        found = self.found(exec_id)
+        if isinstance(found, Past):
+            raise refuse(found)
+        return found
+
+    def undo_start(self, failed: Exec) -> None:
         """A start failed: nothing of it is kept, its id is free."""
         self.registry.failed(failed)
         del self.running[failed.exec_id]
         self.journal.failed(failed.number)
         self._note_idle()
+
+    def forget(self, exec_id: str) -> None:
+        """Let go of a closed exec's record and output.
+
+        Raises:
+            RequestError: exec_live, exec_unknown.
+        """
+        self.registry.forget(exec_id)
+        self._drop_expired()
 
     def closed(self, running: Running) -> None:
         """Nothing of an exec is left; keep its record while there is room."""

@@ -63,26 +63,28 @@ class Starting:
         self._end_half_made = end_half_made
         self._waiting: list[Callable[[], None]] = []
 
-    def prepare(self) -> None:
-        """Make all that the command needs but its process.
+    def begin(self, launch: Callable[[], None]) -> None:
+        """Have the start journaled, and make meanwhile what the command needs; then launch.
+
+        `launch` is called once the start is written, or after JOURNAL_WAIT_S, or at once where
+        there is no journal; never where the start has failed before or somebody has ended it.
 
         Raises:
-            RequestError: start_failed, with nothing left.
+            RequestError: start_failed; `fail` is still to be called.
         """
+        journal = self._service.journal
+        if journal.is_on:
+            self._launch = launch
+            until_s = time.monotonic() + JOURNAL_WAIT_S
+            self._timers.arm("journal", until_s, lambda: self._go_on("slow"))
+            past = self._service.registry.past_of(self._exec)
+            journal.begin(past, self._owner, self._journaled)
         assert self._params is not None
         self._prepared = self._service.launcher.prepare(self._params)
         self.pipes = self._prepared.pipes
-
-    def when_journaled(self, launch: Callable[[], None]) -> None:
-        """Have the start written to the journal, at most JOURNAL_WAIT_S, then call `launch`.
-
-        Where it is known before that the start has failed, or that somebody wants it ended, that
-        is its end: nothing is launched.
-        """
-        self._launch = launch
-        until_s = time.monotonic() + JOURNAL_WAIT_S
-        self._timers.arm("journal", until_s, lambda: self._go_on("slow"))
-        self._service.journal_start(self._exec, self._owner, self._journaled)
+        if not journal.is_on:
+            self._launch = launch
+            self._go_on("failed" if journal.exists else "none")
 
     def _journaled(self, is_written: bool) -> None:  # noqa: FBT001 - an answer, not a mode
         if self._launch is not None:
@@ -92,10 +94,7 @@ class Starting:
     def _go_on(self, unjournaled: str | None) -> None:
         launch, self._launch = self._launch, None
         self._timers.cancel("journal")
-        if launch is None or self._exec.state is not State.STARTING:
-            return
-        if self._exec.ending is not None:
-            self.fail(self._ended_before())
+        if launch is None:
             return
         if unjournaled is not None:
             self._service.observe_unjournaled(unjournaled)
@@ -107,12 +106,12 @@ class Starting:
         """Hand the command to a shim.
 
         Raises:
-            RequestError: start_failed; `drop` leaves nothing.
+            RequestError: start_failed; `fail` is still to be called.
         """
         now_s = time.monotonic()
         assert self._prepared is not None
-        shim = self._service.launcher.launch(self._prepared)
-        self.shim, self._prepared = shim, None
+        self.shim = shim = self._service.launcher.launch(self._prepared)
+        self._prepared = None
         shim.on_message = on_message
         shim.on_lost = on_lost
         shim.on_stray = self._owner.stray
@@ -139,14 +138,15 @@ class Starting:
             interpreter=message.interpreter,
         )
         if message.stage == "killed" and self._exec.ending is not None:
-            error = self._ended_before()
+            self.give_up()
+            return
         self.fail(error)
 
-    def _ended_before(self) -> RequestError:
-        # The same start sent again must not run after its cancel was answered.
-        self._service.registry.bury(self._exec.exec_id, time.monotonic())
+    def give_up(self) -> None:
+        """It was ended before it had become the command, and never will."""
         kind = "stopping" if self._exec.ending == "stopped" else "cancelled"
-        return RequestError(kind, f"exec '{self._exec.exec_id}' was ended before it had started")
+        exec_id = self._exec.exec_id
+        self.fail(RequestError(kind, f"exec '{exec_id}' was ended before it had started"))
 
     def _timed_out(self) -> None:
         self.fail(
@@ -164,7 +164,7 @@ class Starting:
         self._launch = None
         self._exec.start_failed()
         each_of(
-            lambda: self._service.forget(self._exec),
+            lambda: self._service.undo_start(self._exec),
             lambda: self._service.observe_start_failed(self._exec, error),
             self.drop,
             lambda: self._tell(error),

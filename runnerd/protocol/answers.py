@@ -356,37 +356,38 @@ class ExecInfo(msgspec.Struct, kw_only=True):
     Attributes:
         exec_id: The exec.
         state: See design of states in PROTOCOL.md.
-        argv: As started.
-        cwd: As started.
+        argv: As started; null once only its exit is known.
+        cwd: As started; null with argv.
         user: As started.
-        labels: As started.
+        labels: As started; empty once argv is null.
         pid: The command's pid while it lives.
         incarnation: The daemon start it belongs to.
         accepted: Its number in order of acceptance, from 1.
         accepted_at: Unix seconds, for people.
-        age_s: Seconds since acceptance, monotonic.
-        flow: block or drop, as in force now.
-        first_seq: The first record kept.
-        last_seq: The last record so far.
-        stdin_accepted_bytes: Bytes taken for stdin.
+        age_s: Seconds since acceptance, monotonic; by the wall clock once its record has gone.
+        flow: block or drop, as in force now; null once its record has gone.
+        first_seq: The first record kept; null with flow.
+        last_seq: The last record so far; null with flow.
+        stdin_accepted_bytes: Bytes taken for stdin; null with flow.
         stdin_open: Whether exec.write can still be accepted.
         subscriptions: How many subscribe.
-        transcript: kept; partial (something was dropped); evicted.
+        transcript: kept; partial (something was dropped); evicted (for space or age); forgotten
+            (by exec.forget); lost (with an earlier daemon).
         spool: Whether output beyond the memory tail is kept on disk: off; on; degraded (it was,
             until the disk failed, filled up or was too slow).
         spool_reason: Why it is degraded.
         ending: Whether it is being ended, and why.
         survivors: Who could not be ended.
         holders: Who keeps its pipes open after the exit.
-        exit: Once it has exited.
-        closed: Once nothing is left.
+        exit: Once it has exited; null for a closed one whose daemon ended before it.
+        closed: Once nothing is left, where that was seen.
         usage: Where asked for.
     """
 
     exec_id: str
     state: State
-    argv: list[str]
-    cwd: str
+    argv: list[str] | None
+    cwd: str | None
     user: str | None
     labels: dict[str, str]
     pid: int | None
@@ -394,10 +395,10 @@ class ExecInfo(msgspec.Struct, kw_only=True):
     accepted: int
     accepted_at: float
     age_s: float
-    flow: Literal["block", "drop"]
-    first_seq: int
-    last_seq: int
-    stdin_accepted_bytes: int
+    flow: Literal["block", "drop"] | None
+    first_seq: int | None
+    last_seq: int | None
+    stdin_accepted_bytes: int | None
     stdin_open: bool
     subscriptions: int
     transcript: TranscriptState

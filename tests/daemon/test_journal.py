@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import resource
 import signal
 import sqlite3
@@ -174,7 +175,8 @@ def test_what_is_dropped_leaves_the_journal_too(start_daemon: Start, place: Path
         for at in range(8):
             run(client, f"e{at}", ["true"])
     assert daemon.stop() == 0
-    kept = sqlite3.connect(place / "state" / "journal.sqlite").execute("SELECT number FROM execs")
+    with contextlib.closing(sqlite3.connect(place / "state" / "journal.sqlite")) as journal:
+        kept = journal.execute("SELECT number FROM execs").fetchall()
     assert [number for (number,) in kept] == [4, 5, 6, 7, 8]
     with RawClient(start_daemon(*options, place=place).socket_path) as client:
         assert refused(client, "exec.inspect", exec_id="e0").kind == "exec_unknown"
