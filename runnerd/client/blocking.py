@@ -83,6 +83,8 @@ if TYPE_CHECKING:
         stdin: Literal["null", "pipe"]
         stderr: Literal["pipe", "stdout", "null"]
         deadline_s: float | None
+        orphan_ttl_s: float | None
+        stall_s: float | None
         grace_s: float
         leftovers: Literal["keep", "kill"]
         flow: Literal["block", "drop"] | None

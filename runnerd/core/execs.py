@@ -16,6 +16,7 @@ from runnerd.protocol.answers import Closed, Exit, Phases, Reason, Receipt, Stre
 from runnerd.protocol.requests import ExecStart
 
 from .bounds import DRAIN_S
+from .clocks import Clocks
 from .flow import Gate
 from .life import LIVE, Event, State, after
 from .oom import SIGKILL, oom_verdict
@@ -54,10 +55,8 @@ class SendEnd(NamedTuple):
     grace_s: float
 
 
-class ArmDeadline(NamedTuple):
-    """Call deadline_reached at that time."""
-
-    at_s: float
+class RunClocks(NamedTuple):
+    """Its clocks run from now on, until the command's exit."""
 
 
 class Drain(NamedTuple):
@@ -78,7 +77,7 @@ class Close(NamedTuple):
     closed: Closed
 
 
-Action = SendEnd | ArmDeadline | Drain | Publish | Close
+Action = SendEnd | RunClocks | Drain | Publish | Close
 
 ARGV_CHARS_SHOWN: Final = 4096
 _BY_US: Final = frozenset({"cancelled", "deadline", "orphaned", "stalled", "stopped", "internal"})
@@ -142,7 +141,8 @@ class Exec:
         self.gate = Gate(flow, params.hold_s, now_s)
         self._budget = budget
         self._leftovers = params.leftovers
-        self._deadline_s = params.deadline_s
+        clocks = Clocks(params.deadline_s, params.orphan_ttl_s, params.stall_s)
+        self.clocks = clocks if clocks.is_any else None
         self._started_s: float | None = None
         self._started_at: float | None = None
         self._reason: Reason | None = None
@@ -192,7 +192,10 @@ class Exec:
         if self.phases.spawned_ms is not None:
             # A shim can be quicker than the daemon is back from handing it the job.
             self.phases.spawned_ms = min(self.phases.spawned_ms, self.phases.started_ms)
-        return [] if self._deadline_s is None else [ArmDeadline(at_s + self._deadline_s)]
+        if self.clocks is None:
+            return []
+        self.clocks.started(at_s)
+        return [RunClocks()]
 
     def start_failed(self) -> None:
         """The command could not be started; nothing of it is left to be told."""
@@ -244,6 +247,7 @@ class Exec:
         """
         self.state = after(self.state, Event.EXITED)
         self.status = status
+        self.clocks = None  # all of them end with the command
         if by_itself and self._reason != "internal":
             self._reason = None
         if self._reason is None:

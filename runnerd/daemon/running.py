@@ -21,12 +21,12 @@ from runnerd.core.bounds import (
 )
 from runnerd.core.execs import (
     Action,
-    ArmDeadline,
     Close,
     Drain,
     Exec,
     ExitStatus,
     Publish,
+    RunClocks,
     SendEnd,
 )
 from runnerd.core.life import State
@@ -52,11 +52,12 @@ from runnerd.protocol.shimwire import (
 )
 
 from .adopted import AdoptedTree, Kin
+from .clock_watch import ClockWatch
 from .effects import each_of
 from .ending import EndMessage, ShimEnder
 from .output_pump import OutputPump
 from .pipes import Pipes
-from .procfs import Stat
+from .procfs import Stat, tree_cpu_s
 from .readers import Readers
 from .shims import Shim
 from .starting import Starting
@@ -102,6 +103,7 @@ class Running:
         self._stdin: StdinPump | None = None
         self._ender: ShimEnder | None = None
         self._adopted: AdoptedTree | None = None
+        self._clocks: ClockWatch | None = None
         self._status: ExitStatus | None = None  # as reported, whatever became of it
         self._strays = 0
         self._asked_score = params.oom_score_adj
@@ -120,6 +122,7 @@ class Running:
             self,
             tail_bytes=self._tail_bytes,
             on_progress=self._readers_progressed,
+            on_count=self._readers_counted,
         )
 
     # ------------------------------------------------------------------ start
@@ -196,7 +199,7 @@ class Running:
             self._poller,
             tail_bytes=self._tail_bytes,
             owner=self,
-            on_output=self.readers.wake,
+            on_output=self.readers.wake if self.exec.clocks is None else self._output_read,
             on_eof=self._pipes_at_eof,
             big_pipes=self._service.big_pipes,
         )
@@ -231,6 +234,40 @@ class Running:
         if self._output is not None and self._output.is_waiting:
             self._output.gate_changed()
 
+    # ------------------------------------------------------------------ clocks
+
+    def _run_clocks(self) -> None:
+        assert self.exec.clocks is not None
+        self._clocks = ClockWatch(
+            self.exec.clocks,
+            self._poller,
+            self,
+            self._service.freezes,
+            self.cpu_s,
+            self._clock_ended,
+        )
+        self._clocks.start()
+
+    def _clock_ended(self, reason: Reason) -> None:
+        self.end(reason)
+
+    def _output_read(self) -> None:
+        clocks = self.exec.clocks
+        if clocks is not None and clocks.output(time.monotonic()) and self._clocks is not None:
+            self._clocks.changed()
+        self.readers.wake()
+
+    def _readers_counted(self, count: int) -> None:
+        # The first is there before they run: the start's own.
+        if self.exec.clocks is not None:
+            self.exec.clocks.attached(count, time.monotonic())
+        if self._clocks is not None:
+            self._clocks.changed()
+
+    def cpu_s(self) -> float | None:
+        """Return the CPU seconds of its tree, those of its dead included; None where unseen."""
+        return None if self.shim_pid is None else tree_cpu_s(self.shim_pid)
+
     # ------------------------------------------------------------------ exit
 
     def _exited(self, status: ExitStatus) -> None:
@@ -239,7 +276,9 @@ class Running:
         self._status = status
         if self.exec.pid is not None:
             self._service.reaper.commands.discard(self.exec.pid)
-        self._timers.cancel("deadline")
+        if self._clocks is not None:
+            self._clocks.stop()
+            self._clocks = None
         if self._service.guard.cause() is not None:
             # The lifeline ends natively, before the loop hears of it: the stop may have acted
             # on this command already.
@@ -281,8 +320,8 @@ class Running:
         match action:
             case SendEnd():
                 self._send_end(action.grace_s)
-            case ArmDeadline():
-                self._timers.arm("deadline", action.at_s, self._deadline_reached)
+            case RunClocks():
+                self._run_clocks()
             case Drain():
                 self._drain(action.until_s)
             case Publish():
@@ -330,9 +369,6 @@ class Running:
     def end(self, reason: Reason, grace_s: float | None = None) -> None:
         """End the exec with everything it started; see Exec.end."""
         self._carry_out(self.exec.end(reason, grace_s, time.monotonic()))
-
-    def _deadline_reached(self) -> None:
-        self.end("deadline")
 
     def _send_end(self, grace_s: float) -> None:
         if self._adopted is not None:

@@ -21,6 +21,7 @@ from runnerd.protocol.errors import RequestError
 from runnerd.protocol.requests import LABELS_MAX, METHODS, ExecStart
 
 from .counters import Counters
+from .freezes import Freezes
 from .guard import CAUSE_ERROR, CAUSE_STOP, Guard
 from .launcher import Launcher
 from .log import Log
@@ -91,6 +92,7 @@ class Service:
         self.all_children_ours = all_children_ours
         self.warnings = warnings
         self.counters = Counters()
+        self.freezes = Freezes(poller, self, log, self.counters)
         self.registry = Registry(bounds)
         self.running: dict[str, Running] = {}
         self.connections: set[Connection] = set()

@@ -192,6 +192,10 @@ class ExecStart(Params):
         stdin: null = /dev/null; pipe = fed by exec.write.
         stderr: pipe, stdout (merged in the kernel, exact order) or null.
         deadline_s: When the command is ended, in seconds from its start; none if absent.
+        orphan_ttl_s: End the command once nobody has been attached for so long, from its start or
+            since the last reader left; none if absent.
+        stall_s: End the command once it has written nothing and its tree has used under 1 % of
+            one CPU for so long; none if absent.
         grace_s: Seconds between TERM and KILL wherever this exec is ended; 0 = KILL at once.
         leftovers: What happens to processes alive at the command's exit: keep or kill.
         flow: block = the command waits for its subscriber; drop = it never waits. block where
@@ -219,6 +223,8 @@ class ExecStart(Params):
     stdin: Literal["null", "pipe"] = "null"
     stderr: Literal["pipe", "stdout", "null"] = "pipe"
     deadline_s: Seconds | None = None
+    orphan_ttl_s: Seconds | None = None
+    stall_s: Seconds | None = None
     grace_s: GraceSeconds = 5.0
     leftovers: Literal["keep", "kill"] = "keep"
     flow: Literal["block", "drop"] | None = None
@@ -246,6 +252,8 @@ class ExecStart(Params):
         if self.user == "":
             raise invalid("user", "is empty")
         _check_seconds("deadline_s", self.deadline_s)
+        _check_seconds("orphan_ttl_s", self.orphan_ttl_s)
+        _check_seconds("stall_s", self.stall_s)
         _check_seconds("grace_s", self.grace_s)
         _check_seconds("hold_s", self.hold_s)
 

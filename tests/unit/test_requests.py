@@ -91,6 +91,8 @@ BAD: Final[dict[type[Params], dict[str, list[Any]]]] = {
         "stdin": ["", "inherit", "NULL"],
         "stderr": ["", "stdin", "merge"],
         "deadline_s": SECONDS,
+        "orphan_ttl_s": SECONDS,
+        "stall_s": SECONDS,
         "grace_s": GRACE,
         "leftovers": ["", "leave"],
         "flow": ["", "wait"],
