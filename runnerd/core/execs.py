@@ -133,6 +133,7 @@ class Exec:
         self.exit: Exit | None = None
         self.closed: Closed | None = None
         self.discarded_bytes = 0
+        self.peak_processes: int | None = None
         self.closed_s: float | None = None
         self.phases = Phases()
         self.transcript = Transcript(budget, sha256=params.sha256)
@@ -176,6 +177,10 @@ class Exec:
         """Whether its exit has been published."""
         return self.exit is not None
 
+    def dequeued(self, now_s: float) -> None:
+        """Its turn has come: the hand-over to a shim begins."""
+        self.phases.queued_ms = self._ms(now_s)
+
     def spawned(self, now_s: float) -> None:
         """Its job was handed to a shim."""
         self.phases.spawned_ms = self._ms(now_s)
@@ -210,6 +215,11 @@ class Exec:
         if self.phases.first_byte_ms is None:
             self.phases.first_byte_ms = self._ms(now_s)
         self.transcript.append(stream, data)
+
+    def saw_processes(self, count: int) -> None:
+        """So many processes of it live at once, as somebody who looked has seen."""
+        if count:
+            self.peak_processes = max(count, self.peak_processes or 0)
 
     def discarded(self, size: int) -> None:
         """Bytes in its pipes that nobody will read any more."""
@@ -352,6 +362,7 @@ class Exec:
             phases=self.phases,
             stdout=self.stream_count(0),
             stderr=self.stream_count(1),
+            peak_processes=self.peak_processes,
         )
 
     def stream_count(self, stream: Literal[0, 1]) -> StreamCount:

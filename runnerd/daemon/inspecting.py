@@ -67,14 +67,14 @@ def exec_info(
 def _members(running: Running) -> list[Stat] | None:
     """Return its living processes, None where we cannot look."""
     try:
-        adopted = running.adopted_members()
-        if adopted is not None:
-            return adopted
-        shim_pid = running.shim_pid
-        found = [] if shim_pid is None else tree(shim_pid)
+        found = running.adopted_members()
+        if found is None:
+            found = [] if running.shim_pid is None else tree(running.shim_pid)
     except OSError:
         return None
-    return [stat for stat in found if stat.state not in "ZX"]
+    living = [stat for stat in found if stat.state not in "ZX"]
+    running.exec.saw_processes(len(living))
+    return living
 
 
 def _usage(members: list[Stat]) -> Usage:

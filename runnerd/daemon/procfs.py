@@ -124,11 +124,21 @@ def tree(root: int) -> list[Stat]:
     return found
 
 
-def tree_cpu_s(root: int) -> float | None:
-    """Return the CPU seconds of a process's descendants, dead ones that were waited for included.
+class TreeUse(NamedTuple):
+    """What a tree is and has used.
 
-    The root's own are left out: it is a shim, not a part of the tree. Who ignores SIGCHLD waits
-    for nobody, and the CPU time of its dead is in no account.
+    Attributes:
+        processes: How many live.
+        cpu_s: CPU seconds of the living and of the dead that were waited for. Who ignores SIGCHLD
+            waits for nobody: the time of its dead is in no account.
+    """
+
+    processes: int
+    cpu_s: float
+
+
+def tree_use(root: int) -> TreeUse | None:
+    """Return the use of a process's descendants; its own, a shim's, is no part of the tree.
 
     Returns:
         None where the root is gone or we cannot look.
@@ -139,7 +149,10 @@ def tree_cpu_s(root: int) -> float | None:
         return None
     if stat is None:
         return None
-    return stat.waited_cpu_s + sum(each.cpu_s + each.waited_cpu_s for each in found)
+    return TreeUse(
+        processes=sum(each.state not in "ZX" for each in found),
+        cpu_s=stat.waited_cpu_s + sum(each.cpu_s + each.waited_cpu_s for each in found),
+    )
 
 
 def descends_from(pid: int, ancestor: int) -> bool | None:

@@ -57,7 +57,7 @@ from .effects import each_of
 from .ending import EndMessage, ShimEnder
 from .output_pump import OutputPump
 from .pipes import Pipes
-from .procfs import Stat, tree_cpu_s
+from .procfs import Stat, tree_use
 from .readers import Readers
 from .shims import Shim
 from .starting import Starting
@@ -243,7 +243,7 @@ class Running:
             self._poller,
             self,
             self._service.freezes,
-            self.cpu_s,
+            self._cpu_s,
             self._clock_ended,
         )
         self._clocks.start()
@@ -264,9 +264,13 @@ class Running:
         if self._clocks is not None:
             self._clocks.changed()
 
-    def cpu_s(self) -> float | None:
+    def _cpu_s(self) -> float | None:
         """Return the CPU seconds of its tree, those of its dead included; None where unseen."""
-        return None if self.shim_pid is None else tree_cpu_s(self.shim_pid)
+        use = None if self.shim_pid is None else tree_use(self.shim_pid)
+        if use is None:
+            return None
+        self.exec.saw_processes(use.processes)
+        return use.cpu_s
 
     # ------------------------------------------------------------------ exit
 

@@ -71,6 +71,7 @@ class Starting:
         """
         now_s = time.monotonic()
         assert self._params is not None
+        self._exec.dequeued(now_s)
         shim, pipes = self._service.launcher.launch(self._params)
         self.shim, self.pipes = shim, pipes
         try:

@@ -120,6 +120,7 @@ class Phases(msgspec.Struct, kw_only=True):
     """Where an exec's time went, in milliseconds from its acceptance; None = did not happen.
 
     Attributes:
+        queued_ms: It had waited for its turn; the hand-over to a shim began.
         spawned_ms: The job was handed to a shim.
         started_ms: execve had succeeded.
         first_byte_ms: The first output was read.
@@ -127,6 +128,7 @@ class Phases(msgspec.Struct, kw_only=True):
         drained_ms: Its exit was published.
     """
 
+    queued_ms: float | None = None
     spawned_ms: float | None = None
     started_ms: float | None = None
     first_byte_ms: float | None = None
@@ -154,6 +156,9 @@ class Exit(msgspec.Struct, kw_only=True):
         major_faults: Page faults with I/O.
         block_reads: Block input operations.
         block_writes: Block output operations.
+        peak_processes: The most of its processes that were seen at once. The daemon looks where it
+            has a reason to (usage asked for, a silence, an ending), so there may have been more;
+            null where nobody looked.
         oom: See Oom.
         phases: See Phases.
         stdout: See StreamCount.
@@ -180,6 +185,7 @@ class Exit(msgspec.Struct, kw_only=True):
     phases: Phases
     stdout: StreamCount
     stderr: StreamCount
+    peak_processes: int | None = None
 
 
 class Closed(msgspec.Struct, kw_only=True):
