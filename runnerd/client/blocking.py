@@ -16,6 +16,7 @@ from runnerd.protocol.answers import (
     AttachAnswer,
     CancelAnswer,
     DaemonInfo,
+    EnvAnswer,
     ExecInfo,
     Exit,
     HelloAnswer,
@@ -36,6 +37,7 @@ from runnerd.protocol.requests import (
     DaemonMetrics,
     DaemonStop,
     DaemonUndrain,
+    EnvSet,
     ExecAttach,
     ExecCancel,
     ExecInspect,
@@ -61,7 +63,7 @@ from .session import Answer, Event, Failure
 if TYPE_CHECKING:
     import os
     import socket
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Mapping, Sequence
     from types import TracebackType
     from typing import Self, TypedDict, Unpack
 
@@ -437,6 +439,20 @@ class Client:
             cursor = page.next_cursor
             if cursor is None:
                 return found
+
+    def set_env(
+        self, variables: Mapping[str, str] | None = None, *, unset: Sequence[str] = ()
+    ) -> EnvAnswer:
+        """Set and unset variables of every exec started later in this incarnation.
+
+        Args:
+            variables: Name to value.
+            unset: Names to take away.
+
+        Raises:
+            RemoteError: invalid_params, with nothing changed.
+        """
+        return self._ask("env.set", EnvSet(set=dict(variables or {}), unset=list(unset)), EnvAnswer)
 
     def ping(self) -> None:
         """Return once the daemon has answered."""

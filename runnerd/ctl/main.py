@@ -26,6 +26,7 @@ COMMANDS: Final = {
     "cancel": ("cancel", "end an exec and everything it started"),
     "wait": ("wait", "wait for an exec's end and exit with its code"),
     "inspect": ("inspect", "show all that is known of an exec"),
+    "env": ("env", "set and unset variables of later commands"),
     "info": ("info", "describe the daemon"),
     "metrics": ("metrics", "print the daemon's metrics"),
     "drain": ("drain", "let the daemon take no new work"),

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import sys
 import time
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 from runnerd.core.life import State
 from runnerd.protocol.answers import DaemonInfo, ExecInfo, Holder, Usage
@@ -17,6 +17,8 @@ from .running import Running
 
 if TYPE_CHECKING:
     from .service import Service
+
+_NAMES_LISTED: Final = 200
 
 
 def exec_info(
@@ -136,5 +138,7 @@ def daemon_info(service: Service) -> DaemonInfo:
         oom_order=service.oom_order,
         limits=service.limits,
         features=service.features,
+        env_set=service.launcher.environment.changed(to_set=True)[:_NAMES_LISTED],
+        env_unset=service.launcher.environment.changed(to_set=False)[:_NAMES_LISTED],
         warnings=service.warnings,
     )

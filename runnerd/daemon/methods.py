@@ -14,6 +14,7 @@ from runnerd.core.flow import Subscription
 from runnerd.protocol.answers import (
     AttachAnswer,
     Empty,
+    EnvAnswer,
     ExecInfo,
     HelloAnswer,
     ListAnswer,
@@ -27,6 +28,7 @@ from runnerd.protocol.requests import (
     METHODS,
     PROTOCOL_VERSIONS,
     DaemonMetrics,
+    EnvSet,
     ExecAck,
     ExecAttach,
     ExecDetach,
@@ -262,6 +264,18 @@ def _text_chars(info: ExecInfo) -> int:
     return sum(map(len, (*info.argv, *info.labels, *info.labels.values())))
 
 
+def _env_set(call: Call, params: EnvSet) -> None:
+    environment = call.service.launcher.environment
+    environment.change(params)
+    call.answer(
+        EnvAnswer(
+            set_total=len(environment.changed(to_set=True)),
+            unset_total=len(environment.changed(to_set=False)),
+            used_bytes=environment.cost_bytes,
+        )
+    )
+
+
 def _info(call: Call, _params: NoParams) -> None:
     call.answer(daemon_info(call.service))
 
@@ -306,6 +320,7 @@ HANDLERS: Final[dict[str, Callable[[Call, Any], None]]] = {
     "exec.wait": wait,
     "exec.inspect": _inspect,
     "exec.list": _list,
+    "env.set": _env_set,
     "daemon.info": _info,
     "daemon.metrics": _metrics,
     "daemon.drain": _drain,

@@ -279,4 +279,5 @@ def _limits(bounds: Bounds) -> Limits:
         spool_bytes=bounds.spool_bytes_max,
         spool_total_bytes=bounds.spool_total_bytes_max,
         labels=LABELS_MAX,
+        env_bytes=bounds.env_bytes_max,
     )

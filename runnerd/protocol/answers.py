@@ -38,6 +38,7 @@ class Limits(msgspec.Struct, kw_only=True):
         spool_bytes: One exec's transcript on disk; 0 = there is no spool.
         spool_total_bytes: All transcripts on disk together.
         labels: Labels of one exec.
+        env_bytes: Names and values set by env.set.
     """
 
     frame_bytes: int
@@ -57,6 +58,7 @@ class Limits(msgspec.Struct, kw_only=True):
     spool_bytes: int
     spool_total_bytes: int
     labels: int
+    env_bytes: int
 
 
 class HelloAnswer(msgspec.Struct, kw_only=True):
@@ -423,6 +425,20 @@ class ListAnswer(msgspec.Struct, kw_only=True):
     next_cursor: int | None
 
 
+class EnvAnswer(msgspec.Struct, kw_only=True):
+    """The answer to env.set: what lies over the boot environment now.
+
+    Attributes:
+        set_total: How many variables are set.
+        unset_total: How many of the boot environment are taken away.
+        used_bytes: What all that costs, of env_bytes in Limits.
+    """
+
+    set_total: int
+    unset_total: int
+    used_bytes: int
+
+
 class OomOrder(msgspec.Struct, kw_only=True):
     """Whether the kernel prefers the commands, checked at start.
 
@@ -482,6 +498,8 @@ class DaemonInfo(msgspec.Struct, kw_only=True):
         oom_order: See OomOrder.
         limits: See Limits.
         features: As in hello.
+        env_set: Names that env.set has set, without values, the first 200.
+        env_unset: Names of the boot environment that it has taken away, the first 200.
         warnings: Everything found at boot that an operator should know.
     """
 
@@ -508,6 +526,8 @@ class DaemonInfo(msgspec.Struct, kw_only=True):
     oom_order: OomOrder
     limits: Limits
     features: list[str]
+    env_set: list[str]
+    env_unset: list[str]
     warnings: list[str]
 
 
@@ -658,6 +678,7 @@ ANSWERS: Final[dict[str, type[msgspec.Struct]]] = {
     "exec.inspect": ExecInfo,
     "exec.list": ListAnswer,
     "exec.forget": Empty,
+    "env.set": EnvAnswer,
     "daemon.info": DaemonInfo,
     "daemon.metrics": MetricsAnswer,
     "daemon.drain": Empty,

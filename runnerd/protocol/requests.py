@@ -27,6 +27,7 @@ LABEL_KEY_BYTES_MAX: Final = 63
 LABEL_VALUE_BYTES_MAX: Final = 256
 USER_CHARS_MAX: Final = 520  # two names of LOGIN_NAME_MAX (256, sysconf(3)) and a colon
 RLIM_INFINITY: Final = 2**64 - 1
+PRIVATE_PREFIX: Final = "RUNNERD_"
 
 RLIMITS: Final[dict[str, int]] = {
     "cpu": 0,
@@ -79,6 +80,11 @@ def _check_seconds(field: str, value: float | None) -> None:
 def _check_text(field: str, value: str | None) -> None:
     if value is not None and "\0" in value:
         raise invalid(field, "contains a NUL byte")
+
+
+def _check_variable(field: str, name: str) -> None:
+    if not name or "=" in name or "\0" in name:
+        raise invalid(field, "a name is not empty and has no '=' and no NUL")
 
 
 def _check_subscriber(
@@ -181,7 +187,7 @@ class ExecStart(Params):
             what has been forgotten since may include this start, it is refused.
         argv: The argument vector, as execve(2) takes it; no shell is involved.
         env: Variables to set; null removes one.
-        env_mode: extend = over the daemon's boot environment; replace = only these.
+        env_mode: extend = over the boot environment and env.set; replace = only these.
         cwd: An absolute directory; the daemon's --cwd if absent.
         user: name, uid, uid:gid or name:group; the daemon's own user if absent.
         umask: 0 to 0o777; 0o022 if absent.
@@ -259,8 +265,7 @@ class ExecStart(Params):
 
     def _check_env(self) -> None:
         for name, value in self.env.items():
-            if not name or "=" in name or "\0" in name:
-                raise invalid(f"env[{name!r}]", "a name is not empty and has no '=' and no NUL")
+            _check_variable(f"env[{name!r}]", name)
             _check_text(f"env[{name!r}]", value)
 
     def _check_rlimits(self) -> None:
@@ -453,6 +458,32 @@ class ExecForget(Params):
     exec_id: ExecId
 
 
+class EnvSet(Params):
+    """Set and unset variables of every exec started later in this incarnation.
+
+    Attributes:
+        set: Name to value. Names of the daemon's own, RUNNERD_*, are refused.
+        unset: Names to take away, of the boot environment as well.
+    """
+
+    set: dict[str, str] = {}
+    unset: list[str] = []
+
+    def __post_init__(self) -> None:
+        for name, value in self.set.items():
+            self._check_name(f"set[{name!r}]", name)
+            _check_text(f"set[{name!r}]", value)
+        for at, name in enumerate(self.unset):
+            self._check_name(f"unset[{at}]", name)
+            if name in self.set:
+                raise invalid(f"unset[{at}]", f"'{name}' is set by the same request")
+
+    def _check_name(self, field: str, name: str) -> None:
+        _check_variable(field, name)
+        if name.startswith(PRIVATE_PREFIX):
+            raise invalid(field, f"{PRIVATE_PREFIX}* is the daemon's own and reaches no command")
+
+
 class DaemonMetrics(Params):
     """Read the daemon's metrics.
 
@@ -477,6 +508,7 @@ METHODS: Final[dict[str, type[Params]]] = {
     "exec.inspect": ExecInspect,
     "exec.list": ExecList,
     "exec.forget": ExecForget,
+    "env.set": EnvSet,
     "daemon.info": DaemonInfoRequest,
     "daemon.metrics": DaemonMetrics,
     "daemon.drain": DaemonDrain,

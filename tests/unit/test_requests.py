@@ -24,6 +24,7 @@ from runnerd.protocol.requests import (
     RLIMITS,
     Attach,
     DaemonMetrics,
+    EnvSet,
     ExecAck,
     ExecAttach,
     ExecCancel,
@@ -131,6 +132,13 @@ BAD: Final[dict[type[Params], dict[str, list[Any]]]] = {
         "cursor": INT_OF_63_BITS,
         "limit": [0, -1, 1001, 10**30, 1.5],
         "usage": BOOL,
+    },
+    EnvSet: {
+        "set": [
+            *[{"": "v"}, {"a=b": "v"}, {"a\0": "v"}, {"a": "\0"}, {"a": None}, {"a": 1}],
+            *[{"RUNNERD_SOCKET": "/x"}, {"RUNNERD_": ""}],
+        ],
+        "unset": [[""], ["a=b"], ["a\0"], [1], ["RUNNERD_X"]],
     },
     DaemonMetrics: {"format": ["", "json"]},
 }
