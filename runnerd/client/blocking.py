@@ -418,22 +418,38 @@ class Client:
         params = ExecCancel(exec_id=exec_id, grace_s=grace_s, wait=wait, tombstone=tombstone)
         return self._ask("exec.cancel", params, CancelAnswer, None if wait else CALL_TIMEOUT_S)
 
-    def inspect(self, exec_id: str, *, usage: bool = False) -> ExecInfo:
+    def inspect(self, exec_id: str, *, usage: bool = False, tree: bool = False) -> ExecInfo:
         """Describe an exec: everything but its environment.
 
         Raises:
             RemoteError: exec_unknown.
         """
-        return self._ask("exec.inspect", ExecInspect(exec_id=exec_id, usage=usage), ExecInfo)
+        return self._ask(
+            "exec.inspect", ExecInspect(exec_id=exec_id, usage=usage, tree=tree), ExecInfo
+        )
 
     def list_execs(
-        self, *, labels: dict[str, str] | None = None, usage: bool = False
+        self,
+        *,
+        labels: dict[str, str] | None = None,
+        usage: bool = False,
+        live_only: bool = False,
     ) -> list[ExecInfo]:
-        """List all execs known, in order of acceptance, over as many pages as it takes."""
+        """List execs, in order of acceptance, over as many pages as it takes.
+
+        Args:
+            labels: Only those that carry all of these.
+            usage: Whether to have each one's processes counted.
+            live_only: Leave out those that are closed.
+        """
+        states: list[Literal["starting", "running", "draining", "lingering", "closed"]] | None
+        states = ["starting", "running", "draining", "lingering"] if live_only else None
         found: list[ExecInfo] = []
         cursor: int | None = None
         while True:
-            params = ExecList(labels=labels or {}, cursor=cursor, limit=1000, usage=usage)
+            params = ExecList(
+                state=states, labels=labels or {}, cursor=cursor, limit=1000, usage=usage
+            )
             page = self._ask("exec.list", params, ListAnswer)
             found += page.execs
             cursor = page.next_cursor

@@ -21,6 +21,7 @@ if TYPE_CHECKING:
 COMMANDS: Final = {
     "run": ("run", "run a command and pass its output and exit code through"),
     "ps": ("ps", "list execs"),
+    "top": ("top", "watch what execs use"),
     "attach": ("attach", "follow an exec's output until its exit"),
     "signal": ("signal", "send a signal to an exec"),
     "cancel": ("cancel", "end an exec and everything it started"),

@@ -12,7 +12,9 @@ from runnerd.protocol.answers import DaemonInfo, ExecInfo, Holder, Usage
 from runnerd.protocol.requests import PROTOCOL_VERSIONS
 
 from .linux import PR_GET_DUMPABLE, prctl
-from .procfs import Stat, pipe_holders, read_stat, tree
+from .processes import process_infos
+from .procfs import Stat, pipe_holders, read_stat
+from .procfs import tree as descendants
 from .running import Running
 
 if TYPE_CHECKING:
@@ -22,7 +24,12 @@ _NAMES_LISTED: Final = 200
 
 
 def exec_info(
-    service: Service, running: Running, *, usage: bool, holders: bool = False
+    service: Service,
+    running: Running,
+    *,
+    usage: bool,
+    tree: bool = False,
+    holders: bool = False,
 ) -> ExecInfo:
     """Describe one exec.
 
@@ -30,13 +37,14 @@ def exec_info(
         service: The daemon's shared parts.
         running: The exec.
         usage: Whether to read its processes' use of memory and CPU.
+        tree: Whether to describe each process.
         holders: Whether to look who keeps its pipes open after the exit.
     """
     its_exec = running.exec
     transcript, stdin = its_exec.transcript, its_exec.stdin
     members: list[Stat] | None = []
     lingers = its_exec.state in (State.DRAINING, State.LINGERING)
-    if (usage and its_exec.is_live) or (holders and lingers):
+    if ((usage or tree) and its_exec.is_live) or (holders and lingers):
         members = _members(running)
     return ExecInfo(
         exec_id=its_exec.exec_id,
@@ -62,7 +70,9 @@ def exec_info(
         holders=_holders(running, members) if holders and lingers and members else [],
         exit=its_exec.exit,
         closed=its_exec.closed,
-        usage=_usage(members) if usage and members is not None else None,
+        usage=_usage(running, members) if usage and members is not None else None,
+        processes=process_infos(members) if tree and members else [],
+        output_bytes=sum(transcript.total_bytes),
     )
 
 
@@ -71,7 +81,7 @@ def _members(running: Running) -> list[Stat] | None:
     try:
         found = running.adopted_members()
         if found is None:
-            found = [] if running.shim_pid is None else tree(running.shim_pid)
+            found = [] if running.shim_pid is None else descendants(running.shim_pid)
     except OSError:
         return None
     living = [stat for stat in found if stat.state not in "ZX"]
@@ -79,11 +89,13 @@ def _members(running: Running) -> list[Stat] | None:
     return living
 
 
-def _usage(members: list[Stat]) -> Usage:
+def _usage(running: Running, members: list[Stat]) -> Usage:
+    shim = None if running.shim_pid is None else read_stat(running.shim_pid)
     return Usage(
         processes=len(members),
         rss_bytes=sum(stat.rss_bytes for stat in members),
-        cpu_s=sum(stat.cpu_s for stat in members),
+        cpu_s=(0.0 if shim is None else shim.waited_cpu_s)
+        + sum(stat.cpu_s + stat.waited_cpu_s for stat in members),
     )
 
 

@@ -237,7 +237,9 @@ def _signal(call: Call, params: ExecSignal) -> None:
 
 def _inspect(call: Call, params: ExecInspect) -> None:
     running = call.service.known(params.exec_id)
-    call.answer(exec_info(call.service, running, usage=params.usage, holders=True))
+    call.answer(
+        exec_info(call.service, running, usage=params.usage, tree=params.tree, holders=True)
+    )
 
 
 def _list(call: Call, params: ExecList) -> None:

@@ -335,12 +335,38 @@ class Usage(msgspec.Struct, kw_only=True):
     Attributes:
         processes: How many.
         rss_bytes: Their resident sets added up.
-        cpu_s: Their CPU seconds added up.
+        cpu_s: Their CPU seconds added up, with those of their dead that were waited for.
     """
 
     processes: int
     rss_bytes: int
     cpu_s: float
+
+
+class ProcessInfo(msgspec.Struct, kw_only=True):
+    """One process of an exec, as psutil reads it; null = not to be seen.
+
+    Attributes:
+        pid: Its pid.
+        ppid: Its parent's; the shim's for the command and for orphans.
+        command: Its name.
+        state: running, sleeping, disk-sleep, stopped, tracing-stop, zombie, idle, ...
+        uid: Its effective uid.
+        threads: How many.
+        rss_bytes: Its resident set.
+        cpu_s: CPU seconds, its own.
+        started_at: Unix seconds, for people.
+    """
+
+    pid: int
+    ppid: int
+    command: str
+    state: str
+    uid: int | None
+    threads: int | None
+    rss_bytes: int | None
+    cpu_s: float | None
+    started_at: float | None
 
 
 class Holder(msgspec.Struct, kw_only=True):
@@ -377,6 +403,7 @@ class ExecInfo(msgspec.Struct, kw_only=True):
         last_seq: The last record so far.
         stdin_accepted_bytes: Bytes taken for stdin.
         stdin_open: Whether exec.write can still be accepted.
+        output_bytes: Bytes read of both streams so far.
         subscriptions: How many subscribe.
         transcript: kept; partial (something was dropped); evicted.
         ending: Whether it is being ended, and why.
@@ -385,6 +412,7 @@ class ExecInfo(msgspec.Struct, kw_only=True):
         exit: Once it has exited.
         closed: Once nothing is left.
         usage: Where asked for.
+        processes: Where asked for (tree): each living process, parents first, at most 200.
     """
 
     exec_id: str
@@ -411,6 +439,8 @@ class ExecInfo(msgspec.Struct, kw_only=True):
     exit: Exit | None = None
     closed: Closed | None = None
     usage: Usage | None = None
+    processes: list[ProcessInfo] = []
+    output_bytes: int = 0
 
 
 class ListAnswer(msgspec.Struct, kw_only=True):

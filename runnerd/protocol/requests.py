@@ -421,10 +421,12 @@ class ExecInspect(Params):
     Attributes:
         exec_id: The exec.
         usage: Also count its processes, their memory and CPU time, as the daemon reads them.
+        tree: Also list its processes.
     """
 
     exec_id: ExecId
     usage: bool = False
+    tree: bool = False
 
 
 class ExecList(Params):
