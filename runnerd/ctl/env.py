@@ -8,6 +8,8 @@ from typing import TYPE_CHECKING, Final
 from runnerd.client.blocking import connect
 from runnerd.client.errors import ClientError
 
+from .reaching import where
+
 if TYPE_CHECKING:
     import argparse
 
@@ -36,7 +38,7 @@ def main(options: argparse.Namespace) -> int:
         raise _usage(f"name what to {options.action}")
     to_set = dict(map(_pair, options.words)) if options.action == "set" else {}
     to_unset = options.words if options.action == "unset" else []
-    with connect(getattr(options, "socket", None), client="runnerctl env") as client:
+    with connect(**where(options), client="runnerctl env") as client:
         if options.action is not None:
             client.set_env(to_set, unset=to_unset)
             return 0

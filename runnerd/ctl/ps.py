@@ -9,6 +9,7 @@ from runnerd.client.errors import ClientError, RemoteError
 from runnerd.protocol.signals import signal_name
 
 from .printing import command_line, duration, print_json, short_size, table
+from .reaching import where
 
 if TYPE_CHECKING:
     import argparse
@@ -46,7 +47,7 @@ def main(options: argparse.Namespace) -> int:
         if not is_pair:
             raise ClientError(f"--label: '{text}' is not NAME=VALUE")
         labels[name] = value
-    with connect(getattr(options, "socket", None), client="runnerctl ps") as client:
+    with connect(**where(options), client="runnerctl ps") as client:
         execs = client.list_execs(labels=labels, live_only=not options.all)
         if options.tree:
             execs = [_with_tree(client, each) for each in execs]
@@ -71,7 +72,7 @@ def _with_tree(client: Client, info: ExecInfo) -> ExecInfo:
 def tree_rows(info: ExecInfo) -> list[tuple[str, ...]]:
     """Return an exec's row and one for each of its processes, below their parents."""
     rows: list[tuple[str, ...]] = [
-        (info.exec_id, info.state, "", "", "", "", "", command_line(info.argv))
+        (info.exec_id, info.state, "", "", "", "", "", command_line(info.argv or ()))
     ]
     pids = {each.pid for each in info.processes}
     below: dict[int, list[ProcessInfo]] = {}
@@ -110,7 +111,7 @@ def row(info: ExecInfo) -> tuple[str, ...]:
         "-" if info.pid is None else str(info.pid),
         duration(info.age_s),
         "-" if info.exit is None else short_exit(info.exit),
-        command_line(info.argv),
+        "-" if info.argv is None else command_line(info.argv),
     )
 
 

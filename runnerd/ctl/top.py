@@ -11,6 +11,7 @@ from runnerd.client.blocking import connect
 from runnerd.client.errors import ClientError
 
 from .printing import command_line, duration, short_size, table
+from .reaching import where
 
 if TYPE_CHECKING:
     import argparse
@@ -51,7 +52,7 @@ def main(options: argparse.Namespace) -> int:
     if not options.interval >= _INTERVAL_MIN_S:
         raise ClientError(f"--interval: at least {_INTERVAL_MIN_S:g} seconds")
     usage = CpuUse()
-    with connect(getattr(options, "socket", None), client="runnerctl top") as client:
+    with connect(**where(options), client="runnerctl top") as client:
         try:
             while True:
                 execs = client.list_execs(usage=True, live_only=True)
@@ -95,7 +96,7 @@ def _row(percent: float, info: ExecInfo) -> tuple[str, ...]:
         short_size(None if info.usage is None else info.usage.rss_bytes),
         f"{percent:.1f}",
         short_size(info.output_bytes),
-        command_line(info.argv),
+        command_line(info.argv or ()),
     )
 
 

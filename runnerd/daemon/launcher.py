@@ -5,7 +5,7 @@ from __future__ import annotations
 import errno
 import os
 from collections.abc import Mapping
-from typing import Final
+from typing import Final, NamedTuple
 
 from runnerd.core.environment import Environment, joined
 from runnerd.protocol.errors import RequestError
@@ -38,6 +38,18 @@ _HINTS: Final = {
     ("exec", "E2BIG"): "pass less: by stdin, or in a file",
     ("cwd", "EACCES"): "the command's user must be allowed to enter it, and to reach it",
 }
+
+
+class Prepared(NamedTuple):
+    """What is made for a command before its process.
+
+    Attributes:
+        job: For the shim, packed.
+        pipes: The command's streams, both ends still open.
+    """
+
+    job: bytes
+    pipes: Pipes
 
 
 class Launcher:
@@ -94,31 +106,32 @@ class Launcher:
             return None
         return asked
 
-    def launch(self, params: ExecStart) -> tuple[Shim, Pipes]:
-        """Hand a job to a shim; what becomes of it, the shim says.
-
-        Returns:
-            The shim, and our ends of the pipes.
+    def prepare(self, params: ExecStart) -> Prepared:
+        """Make all that a command needs but its process.
 
         Raises:
-            RequestError: start_failed, with nothing left open or running.
+            RequestError: start_failed, with nothing left open.
         """
         user = params.user or self._user
         account = None if user is None else find_account(user)
         job = pack_job(self._job(params, account))
         try:
-            pipes = Pipes(params, account)
+            return Prepared(job, Pipes(params, account))
         except OSError as error:
             raise spawn_failed(error) from error
+
+    def launch(self, prepared: Prepared) -> Shim:
+        """Hand a job to a shim; what becomes of it, the shim says.
+
+        Raises:
+            RequestError: start_failed, with nothing left running; the pipes are the caller's.
+        """
         try:
-            shim = self._hand_over(pipes, job)
-        except BaseException as error:
-            pipes.close()
-            if isinstance(error, OSError):
-                raise spawn_failed(error) from error
-            raise
-        pipes.given()
-        return shim, pipes
+            shim = self._hand_over(prepared.pipes, prepared.job)
+        except OSError as error:
+            raise spawn_failed(error) from error
+        prepared.pipes.given()
+        return shim
 
     def _hand_over(self, pipes: Pipes, job: bytes) -> Shim:
         # A parked shim can be killed by a command of the same uid; the next one will do.

@@ -45,6 +45,7 @@ def start(client: RawClient, exec_id: str, word: str, plan: str) -> int:
     started = client.call("exec.start", exec_id=exec_id, argv=argv, attach={}, grace_s=0.2)
     wanted = plan.count("(")
     while len(client.output(exec_id)) < wanted:
+        assert not client.output(exec_id, "stderr"), plan
         client.receive()
     client.notes.clear()
     return int(started["pid"])

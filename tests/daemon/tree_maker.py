@@ -3,8 +3,7 @@
 PLAN names each process by its traits, its children behind it in parentheses: `r(s()i(t()))`.
 
     r  nothing special              t  stops itself
-    s  leads a session of its own   i  ignores TERM, and the HUP that the kernel sends to a
-                                       stopped group when nobody of its session is left over it
+    s  leads a session of its own   i  ignores TERM
     g  leads a group of its own     f  forks and leaves, again and again, for as long as it lives
     d  left by its parent, which has ended: a double fork
 
@@ -26,7 +25,6 @@ def build(plan: str) -> None:
         os.setpgid(0, 0)
     if "i" in traits:
         signal.signal(signal.SIGTERM, signal.SIG_IGN)
-        signal.signal(signal.SIGHUP, signal.SIG_IGN)
     for child in children(rest):
         start(child)
     os.write(1, b".")
@@ -74,5 +72,8 @@ def run_away() -> None:
 
 
 if __name__ == "__main__":
+    # The kernel sends one to a group with a stopped member when nobody of its session is left
+    # above it, which a double fork can do to a tree that is not yet there.
+    signal.signal(signal.SIGHUP, signal.SIG_IGN)
     signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGALRM])
     build(sys.argv[2])
