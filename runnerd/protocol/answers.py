@@ -123,20 +123,20 @@ class Phases(msgspec.Struct, kw_only=True):
     """Where an exec's time went, in milliseconds from its acceptance; None = did not happen.
 
     Attributes:
-        queued_ms: It had waited for its turn; the hand-over to a shim began.
         spawned_ms: The job was handed to a shim.
         started_ms: execve had succeeded.
         first_byte_ms: The first output was read.
         exited_ms: The command had exited.
         drained_ms: Its exit was published.
+        queued_ms: Before all those: it had waited for its turn, and the hand-over to a shim began.
     """
 
-    queued_ms: float | None = None
     spawned_ms: float | None = None
     started_ms: float | None = None
     first_byte_ms: float | None = None
     exited_ms: float | None = None
     drained_ms: float | None = None
+    queued_ms: float | None = None
 
 
 class Exit(msgspec.Struct, kw_only=True):
