@@ -64,6 +64,7 @@ def listed(processes: list[dict[str, Any]]) -> dict[int, str]:
     return {each["pid"]: each["place"] for each in processes}
 
 
+@pytest.mark.timeout(600)
 def test_random_trees_are_ended_and_told(runnerd_daemon: RunnerdProcess) -> None:
     """With and without a TERM first; each its own seed, which a failure shows."""
     for seed in range(rounds(1000, 120)):
