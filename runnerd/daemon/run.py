@@ -170,7 +170,6 @@ def _say_ready(service: Service, options: Options, words: _Words) -> None:
     for warning in service.warnings:
         service.log.warning("boot_warning", warning=warning)
     place = service.spool.place
-    service.log.info("spool", directory=place.directory, reason=place.reason)
     service.log.info(
         "ready",
         socket=service.socket_path,
@@ -185,6 +184,8 @@ def _say_ready(service: Service, options: Options, words: _Words) -> None:
         memory_limit_bytes=order.limit_bytes,
         protects_up_to_bytes=order.protects_up_to_bytes,
         cap_sys_resource=order.cap_sys_resource,
+        spool_directory=place.directory,
+        spool_reason=place.reason,
     )
     words.ready()
     _notify("READY=1")
