@@ -87,7 +87,7 @@ def test_the_time_of_the_dead_counts(runnerd_daemon: RunnerdProcess) -> None:
         client.call("exec.start", exec_id="d", argv=["sh", "-c", script], attach={})
         client.note("exec.output", "d")
         usage = client.call("exec.inspect", exec_id="d", usage=True)["usage"]
-        assert 0.3 <= usage["cpu_s"] < 2
+        assert 0.25 <= usage["cpu_s"] < 2  # in ticks of 0.01 s, for each of its parts
         assert client.call("exec.inspect", exec_id="d")["output_bytes"] == 5
         client.call("exec.cancel", exec_id="d", grace_s=0)
 

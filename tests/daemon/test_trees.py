@@ -184,8 +184,9 @@ def test_a_dead_first_thread_hides_nobody(runnerd_daemon: RunnerdProcess, grace_
 def test_cancelled_straight_after_the_start_again_and_again(
     runnerd_daemon: RunnerdProcess, tmp_path: Path
 ) -> None:
-    """Every signal of the daemon and its shims is seen, and went to who they had made themselves.
+    """In one breath with the start, and with its answer just come, in turn.
 
+    Every signal of the daemon and its shims is seen, and went to who they had made themselves.
     Never to a group, to pid 1 or below, or to the daemon's own group; one exit each, none left.
     """
     needs.root()
@@ -206,9 +207,10 @@ def test_cancelled_straight_after_the_start_again_and_again(
             for number in range(count):
                 exec_id = f"c{number}"
                 start_id = client.send("exec.start", exec_id=exec_id, argv=["sleep", word])
+                is_known = number % 2 == 0 and refusal_of(client, start_id) is None
                 cancel_id = client.send("exec.cancel", exec_id=exec_id, grace_s=0)
                 assert client.answer(cancel_id)["outcome"] == "ended"
-                if refusal_of(client, start_id) == "cancelled":
+                if not is_known and refusal_of(client, start_id) == "cancelled":
                     continue
                 its_exit = client.call("exec.wait", exec_id=exec_id)
                 assert (its_exit["signal"], its_exit["reason"]) == (9, "cancelled")
@@ -217,7 +219,7 @@ def test_cancelled_straight_after_the_start_again_and_again(
         tracer.terminate()
         tracer.communicate(timeout=20)
     signalled = audit(trace.read_text(), made)
-    assert len(signalled) >= count
+    assert len(signalled) >= count // 2
     assert runnerd_daemon.pid not in signalled
 
 
