@@ -188,6 +188,7 @@ _PARTS: Final[tuple[type[msgspec.Struct], ...]] = (
     answers.ReceiptProcess,
     answers.Survivor,
     answers.Usage,
+    answers.ProcessInfo,
     answers.Holder,
     answers.OomOrder,
     ErrorData,

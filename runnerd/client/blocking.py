@@ -16,6 +16,7 @@ from runnerd.protocol.answers import (
     AttachAnswer,
     CancelAnswer,
     DaemonInfo,
+    EnvAnswer,
     ExecInfo,
     Exit,
     HelloAnswer,
@@ -36,6 +37,7 @@ from runnerd.protocol.requests import (
     DaemonMetrics,
     DaemonStop,
     DaemonUndrain,
+    EnvSet,
     ExecAttach,
     ExecCancel,
     ExecInspect,
@@ -61,7 +63,7 @@ from .session import Answer, Event, Failure
 if TYPE_CHECKING:
     import os
     import socket
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Mapping, Sequence
     from types import TracebackType
     from typing import Self, TypedDict, Unpack
 
@@ -83,6 +85,8 @@ if TYPE_CHECKING:
         stdin: Literal["null", "pipe"]
         stderr: Literal["pipe", "stdout", "null"]
         deadline_s: float | None
+        orphan_ttl_s: float | None
+        stall_s: float | None
         grace_s: float
         leftovers: Literal["keep", "kill"]
         flow: Literal["block", "drop"] | None
@@ -416,27 +420,57 @@ class Client:
         params = ExecCancel(exec_id=exec_id, grace_s=grace_s, wait=wait, tombstone=tombstone)
         return self._ask("exec.cancel", params, CancelAnswer, None if wait else CALL_TIMEOUT_S)
 
-    def inspect(self, exec_id: str, *, usage: bool = False) -> ExecInfo:
+    def inspect(self, exec_id: str, *, usage: bool = False, tree: bool = False) -> ExecInfo:
         """Describe an exec: everything but its environment.
 
         Raises:
             RemoteError: exec_unknown.
         """
-        return self._ask("exec.inspect", ExecInspect(exec_id=exec_id, usage=usage), ExecInfo)
+        return self._ask(
+            "exec.inspect", ExecInspect(exec_id=exec_id, usage=usage, tree=tree), ExecInfo
+        )
 
     def list_execs(
-        self, *, labels: dict[str, str] | None = None, usage: bool = False
+        self,
+        *,
+        labels: dict[str, str] | None = None,
+        usage: bool = False,
+        live_only: bool = False,
     ) -> list[ExecInfo]:
-        """List all execs known, in order of acceptance, over as many pages as it takes."""
+        """List execs, in order of acceptance, over as many pages as it takes.
+
+        Args:
+            labels: Only those that carry all of these.
+            usage: Whether to have each one's processes counted.
+            live_only: Leave out those that are closed.
+        """
+        states: list[Literal["starting", "running", "draining", "lingering", "closed"]] | None
+        states = ["starting", "running", "draining", "lingering"] if live_only else None
         found: list[ExecInfo] = []
         cursor: int | None = None
         while True:
-            params = ExecList(labels=labels or {}, cursor=cursor, limit=1000, usage=usage)
+            params = ExecList(
+                state=states, labels=labels or {}, cursor=cursor, limit=1000, usage=usage
+            )
             page = self._ask("exec.list", params, ListAnswer)
             found += page.execs
             cursor = page.next_cursor
             if cursor is None:
                 return found
+
+    def set_env(
+        self, variables: Mapping[str, str] | None = None, *, unset: Sequence[str] = ()
+    ) -> EnvAnswer:
+        """Set and unset variables of every exec started later in this incarnation.
+
+        Args:
+            variables: Name to value.
+            unset: Names to take away.
+
+        Raises:
+            RemoteError: invalid_params, with nothing changed.
+        """
+        return self._ask("env.set", EnvSet(set=dict(variables or {}), unset=list(unset)), EnvAnswer)
 
     def ping(self) -> None:
         """Return once the daemon has answered."""

@@ -67,4 +67,5 @@ class Bounds(msgspec.Struct, frozen=True, kw_only=True):
     spool_bytes_max: int = 64 * MIB
     spool_total_bytes_max: int = 256 * MIB
     parked_shims: int = 3
+    env_bytes_max: int = 1 * MIB
     outgoing_bytes_max: int = 8 * MIB

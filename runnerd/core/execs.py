@@ -16,6 +16,7 @@ from runnerd.protocol.answers import Closed, Exit, Phases, Reason, Receipt, Stre
 from runnerd.protocol.requests import ExecStart
 
 from .bounds import DRAIN_S
+from .clocks import Clocks
 from .digest import Content
 from .flow import Gate
 from .life import LIVE, Event, State, after
@@ -56,10 +57,8 @@ class SendEnd(NamedTuple):
     grace_s: float
 
 
-class ArmDeadline(NamedTuple):
-    """Call deadline_reached at that time."""
-
-    at_s: float
+class RunClocks(NamedTuple):
+    """Its clocks run from now on, until the command's exit."""
 
 
 class Drain(NamedTuple):
@@ -80,7 +79,7 @@ class Close(NamedTuple):
     closed: Closed
 
 
-Action = SendEnd | ArmDeadline | Drain | Publish | Close
+Action = SendEnd | RunClocks | Drain | Publish | Close
 
 ARGV_CHARS_SHOWN: Final = 4096
 _BY_US: Final = frozenset({"cancelled", "deadline", "orphaned", "stalled", "stopped", "internal"})
@@ -142,6 +141,7 @@ class Exec:
         self.exit: Exit | None = None
         self.closed: Closed | None = None
         self.discarded_bytes = 0
+        self.peak_processes: int | None = None
         self.closed_s: float | None = None
         self.phases = Phases()
         self.transcript = Transcript(budget, sha256=params.sha256, exec_id=exec_id)
@@ -153,7 +153,8 @@ class Exec:
         self.names = Names(self.gate)
         self._budget = budget
         self._leftovers = params.leftovers
-        self._deadline_s = params.deadline_s
+        clocks = Clocks(params.deadline_s, params.orphan_ttl_s, params.stall_s)
+        self.clocks = clocks if clocks.is_any else None
         self._started_s: float | None = None
         self._started_at: float | None = None
         self._reason: Reason | None = None
@@ -197,6 +198,10 @@ class Exec:
         """Whether its exit has been published."""
         return self.exit is not None
 
+    def dequeued(self, now_s: float) -> None:
+        """Its turn has come: the hand-over to a shim begins."""
+        self.phases.queued_ms = self._ms(now_s)
+
     def spawned(self, now_s: float) -> None:
         """Its job was handed to a shim."""
         self.phases.spawned_ms = self._ms(now_s)
@@ -213,7 +218,10 @@ class Exec:
         if self.phases.spawned_ms is not None:
             # A shim can be quicker than the daemon is back from handing it the job.
             self.phases.spawned_ms = min(self.phases.spawned_ms, self.phases.started_ms)
-        return [] if self._deadline_s is None else [ArmDeadline(at_s + self._deadline_s)]
+        if self.clocks is None:
+            return []
+        self.clocks.started(at_s)
+        return [RunClocks()]
 
     def start_failed(self) -> None:
         """The command could not be started; nothing of it is left to be told."""
@@ -228,6 +236,11 @@ class Exec:
         if self.phases.first_byte_ms is None:
             self.phases.first_byte_ms = self._ms(now_s)
         self.transcript.append(stream, data)
+
+    def saw_processes(self, count: int) -> None:
+        """So many processes of it live at once, as somebody who looked has seen."""
+        if count:
+            self.peak_processes = max(count, self.peak_processes or 0)
 
     def discarded(self, size: int) -> None:
         """Bytes in its pipes that nobody will read any more."""
@@ -265,6 +278,7 @@ class Exec:
         """
         self.state = after(self.state, Event.EXITED)
         self.status = status
+        self.clocks = None  # all of them end with the command
         if by_itself and self._reason != "internal":
             self._reason = None
         if self._reason is None:
@@ -369,6 +383,7 @@ class Exec:
             phases=self.phases,
             stdout=self.stream_count(0),
             stderr=self.stream_count(1),
+            peak_processes=self.peak_processes,
         )
 
     def stream_count(self, stream: Literal[0, 1]) -> StreamCount:

@@ -25,6 +25,7 @@ CHANGES: Final[dict[str, bool]] = {
     "exec.inspect": False,
     "exec.list": False,
     "exec.forget": True,
+    "env.set": True,
     "daemon.info": False,
     "daemon.metrics": False,
     "daemon.drain": True,

@@ -31,7 +31,7 @@ _ENDED_BY: Final = {
     "cancelled": "ended by a cancel",
     "deadline": "ended by its deadline",
     "orphaned": "ended because nobody was attached for too long",
-    "stalled": "ended because it printed nothing for too long",
+    "stalled": "ended because it neither printed nor computed for too long",
     "stopped": "ended because runnerd stopped",
     "lost": "its exit is lost",
     "internal": "ended by a defect in runnerd",

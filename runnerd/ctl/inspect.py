@@ -27,11 +27,12 @@ def arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--usage", action="store_true", help="also count its processes, their memory and CPU time"
     )
+    parser.add_argument("--tree", action="store_true", help="also list its processes")
     parser.add_argument("--json", action="store_true", help="accepted, and always so")
 
 
 def main(options: argparse.Namespace) -> int:
     """Run it."""
     with connect(**where(options), client="runnerctl inspect") as client:
-        print_json(client.inspect(options.exec_id, usage=options.usage))
+        print_json(client.inspect(options.exec_id, usage=options.usage, tree=options.tree))
     return 0

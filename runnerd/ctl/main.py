@@ -21,11 +21,13 @@ if TYPE_CHECKING:
 COMMANDS: Final = {
     "run": ("run", "run a command and pass its output and exit code through"),
     "ps": ("ps", "list execs"),
+    "top": ("top", "watch what execs use"),
     "attach": ("attach", "follow an exec's output until its exit"),
     "signal": ("signal", "send a signal to an exec"),
     "cancel": ("cancel", "end an exec and everything it started"),
     "wait": ("wait", "wait for an exec's end and exit with its code"),
     "inspect": ("inspect", "show all that is known of an exec"),
+    "env": ("env", "set and unset variables of later commands"),
     "info": ("info", "describe the daemon"),
     "metrics": ("metrics", "print the daemon's metrics"),
     "drain": ("drain", "let the daemon take no new work"),

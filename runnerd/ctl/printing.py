@@ -14,6 +14,9 @@ _COMMAND_CHARS_MAX: Final = 60
 _MINUTE_S: Final = 60
 _HOUR_S: Final = 3600
 _DAY_S: Final = 86400
+_KIB: Final = 1024
+_TEN: Final = 10
+_UNITS: Final = "BKMGT"
 
 
 def print_json(value: object) -> None:
@@ -54,3 +57,14 @@ def duration(seconds: float) -> str:
 def size(count_bytes: int | None) -> str:
     """Write a size in MiB, or that it is not known."""
     return "unknown" if count_bytes is None else f"{count_bytes / 2**20:.1f} MiB"
+
+
+def short_size(count_bytes: int | None) -> str:
+    """Write a size in at most six characters: 512B, 3.4M, 120M, 1.5G; - where it is not known."""
+    if count_bytes is None:
+        return "-"
+    if count_bytes < _KIB:
+        return f"{count_bytes}B"
+    power = min((count_bytes.bit_length() - 1) // 10, len(_UNITS) - 1)
+    value = count_bytes / _KIB**power
+    return f"{value:.0f}{_UNITS[power]}" if value >= _TEN else f"{value:.1f}{_UNITS[power]}"

@@ -65,6 +65,10 @@ def arguments(parser: argparse.ArgumentParser) -> None:
     add("-u", "--user", metavar="USER", help="name, uid, uid:gid or name:group")
     add("--label", metavar="K=V", action="append", default=[], help="a label, for ps --label")
     add("--deadline", metavar="S", type=float, help="end the command after S seconds")
+    add(
+        "--orphan-ttl", metavar="S", type=float, help="end it once nobody is attached for S seconds"
+    )
+    add("--stall", metavar="S", type=float, help="end it after S seconds without output or work")
     add("--grace", metavar="S", type=float, help="seconds from TERM to KILL, 5 by default")
     add(
         "--rlimit",
@@ -139,6 +143,8 @@ def start_params(options: argparse.Namespace) -> ExecStart:
         stdin="pipe" if options.interactive else "null",
         stderr="stdout" if options.merge else "pipe",
         deadline_s=options.deadline,
+        orphan_ttl_s=options.orphan_ttl,
+        stall_s=options.stall,
         grace_s=5.0 if options.grace is None else options.grace,
         leftovers=options.leftovers,
         sha256=options.sha256,

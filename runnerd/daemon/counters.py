@@ -43,6 +43,8 @@ class Counters:
         self.shims_lost = 0
         self.spool_degraded = 0
         self.oom_kills = 0
+        self.freezes = 0
+        self.frozen_s = 0.0
         self.connections_total = 0
         self.connections_stuck = 0
         self.connections = 0

@@ -82,6 +82,7 @@ class ShimEnder:
         elif isinstance(message, Termed):
             receipt.termed = _listed(message.processes)
             receipt.termed_total, receipt.gone = message.total, message.gone
+            self._exec.saw_processes(message.total)
         elif isinstance(message, Killing):
             self._exec.forced = True
         elif isinstance(message, Killed):

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import sys
 import time
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 from runnerd.core.life import State
 from runnerd.core.past import Past
@@ -13,15 +13,24 @@ from runnerd.protocol.answers import DaemonInfo, ExecInfo, Holder, StartAnswer, 
 from runnerd.protocol.requests import PROTOCOL_VERSIONS
 
 from .linux import PR_GET_DUMPABLE, prctl
-from .procfs import Stat, pipe_holders, read_stat, tree
+from .processes import process_infos
+from .procfs import Stat, pipe_holders, read_stat
+from .procfs import tree as descendants
 from .running import Running
 
 if TYPE_CHECKING:
     from .service import Service
 
+_NAMES_LISTED: Final = 200
+
 
 def exec_info(
-    service: Service, running: Running, *, usage: bool, holders: bool = False
+    service: Service,
+    running: Running,
+    *,
+    usage: bool,
+    tree: bool = False,
+    holders: bool = False,
 ) -> ExecInfo:
     """Describe one exec.
 
@@ -29,13 +38,14 @@ def exec_info(
         service: The daemon's shared parts.
         running: The exec.
         usage: Whether to read its processes' use of memory and CPU.
+        tree: Whether to describe each process.
         holders: Whether to look who keeps its pipes open after the exit.
     """
     its_exec = running.exec
     transcript, stdin = its_exec.transcript, its_exec.stdin
     members: list[Stat] | None = []
     lingers = its_exec.state in (State.DRAINING, State.LINGERING)
-    if (usage and its_exec.is_live) or (holders and lingers):
+    if ((usage or tree) and its_exec.is_live) or (holders and lingers):
         members = _members(running)
     return ExecInfo(
         exec_id=its_exec.exec_id,
@@ -63,7 +73,9 @@ def exec_info(
         holders=_holders(running, members) if holders and lingers and members else [],
         exit=its_exec.exit,
         closed=its_exec.closed,
-        usage=_usage(members) if usage and members is not None else None,
+        usage=_usage(running, members) if usage and members is not None else None,
+        processes=process_infos(members) if tree and members else [],
+        output_bytes=sum(transcript.total_bytes),
     )
 
 
@@ -109,21 +121,23 @@ def start_answer(past: Past) -> StartAnswer:
 def _members(running: Running) -> list[Stat] | None:
     """Return its living processes, None where we cannot look."""
     try:
-        adopted = running.adopted_members()
-        if adopted is not None:
-            return adopted
-        shim_pid = running.shim_pid
-        found = [] if shim_pid is None else tree(shim_pid)
+        found = running.adopted_members()
+        if found is None:
+            found = [] if running.shim_pid is None else descendants(running.shim_pid)
     except OSError:
         return None
-    return [stat for stat in found if stat.state not in "ZX"]
+    living = [stat for stat in found if stat.state not in "ZX"]
+    running.exec.saw_processes(len(living))
+    return living
 
 
-def _usage(members: list[Stat]) -> Usage:
+def _usage(running: Running, members: list[Stat]) -> Usage:
+    shim = None if running.shim_pid is None else read_stat(running.shim_pid)
     return Usage(
         processes=len(members),
         rss_bytes=sum(stat.rss_bytes for stat in members),
-        cpu_s=sum(stat.cpu_s for stat in members),
+        cpu_s=(0.0 if shim is None else shim.waited_cpu_s)
+        + sum(stat.cpu_s + stat.waited_cpu_s for stat in members),
     )
 
 
@@ -184,5 +198,7 @@ def daemon_info(service: Service) -> DaemonInfo:
         spool_reason=service.spool.place.reason,
         limits=service.limits,
         features=service.features,
+        env_set=service.launcher.environment.changed(to_set=True)[:_NAMES_LISTED],
+        env_unset=service.launcher.environment.changed(to_set=False)[:_NAMES_LISTED],
         warnings=service.warnings_now(),
     )

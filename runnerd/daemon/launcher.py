@@ -7,15 +7,15 @@ import os
 from collections.abc import Mapping
 from typing import Final, NamedTuple
 
+from runnerd.core.environment import Environment, joined
 from runnerd.protocol.errors import RequestError
 from runnerd.protocol.job import Job, pack_job
-from runnerd.protocol.requests import RLIMITS, ExecStart, rlimit_number
+from runnerd.protocol.requests import PRIVATE_PREFIX, RLIMITS, ExecStart, rlimit_number
 
 from .pipes import Pipes
 from .shims import Shim, ShimPool
 from .users import Account, find_account
 
-_PRIVATE_PREFIX: Final = b"RUNNERD_"
 _PRIVATE_NAMES: Final = frozenset({b"NOTIFY_SOCKET"})  # sd_notify(3): ours alone to talk to
 
 _WHAT: Final = {
@@ -61,9 +61,13 @@ class Launcher:
         user: Who commands run as where the request does not say.
         cwd: Where they run where it does not say.
         nofile: The soft and hard limit of descriptors that commands get; ours may be higher.
+        env_bytes_max: The most that env.set may lay over the boot environment.
         raise_oom_score: Whether commands get a higher oom_score_adj; off only to show what
             happens without.
         boot_score: The oom_score_adj that everything here has which we did not start, or None.
+
+    Attributes:
+        environment: What commands inherit.
     """
 
     def __init__(
@@ -74,6 +78,7 @@ class Launcher:
         user: str | None,
         cwd: str,
         nofile: tuple[int, int],
+        env_bytes_max: int,
         raise_oom_score: bool = True,
         boot_score: int | None = None,
     ) -> None:
@@ -83,12 +88,13 @@ class Launcher:
         self._user = user
         self._nofile = tuple(value % 2**64 for value in nofile)  # -1 is RLIM_INFINITY
         self._raise_oom_score = raise_oom_score
-        self._environment = {
+        private = PRIVATE_PREFIX.encode()
+        inherited = {
             name: value
             for name, value in environment.items()
-            if not name.startswith(_PRIVATE_PREFIX) and name not in _PRIVATE_NAMES
+            if not name.startswith(private) and name not in _PRIVATE_NAMES
         }
-        self._unchanged = _joined(self._environment)
+        self.environment = Environment(inherited, env_bytes_max)
 
     def telling_score(self, asked: int) -> int | None:
         """Return the oom_score_adj that tells a command's process from others here.
@@ -172,7 +178,7 @@ class Launcher:
 
     def _env(self, params: ExecStart, account: Account | None) -> tuple[bytes, ...]:
         if not params.env and account is None and params.env_mode == "extend":
-            return self._unchanged
+            return self.environment.lines
         changes: dict[bytes, bytes | None] = {}
         if params.env_mode == "extend" and account is not None:
             changes |= account.environment()
@@ -180,14 +186,8 @@ class Launcher:
             name.encode(): None if value is None else value.encode()
             for name, value in params.env.items()
         }
-        merged = (self._environment if params.env_mode == "extend" else {}) | changes
-        return _joined(merged)
-
-
-def _joined(environment: Mapping[bytes, bytes | None]) -> tuple[bytes, ...]:
-    return tuple(
-        b"%s=%s" % (name, value) for name, value in environment.items() if value is not None
-    )
+        merged = (self.environment.variables if params.env_mode == "extend" else {}) | changes
+        return joined(merged)
 
 
 def _send_job(shim: Shim, pipes: Pipes, job: bytes) -> None:

@@ -16,6 +16,7 @@ from runnerd.core.remembered import no_output, over
 from runnerd.protocol.answers import (
     AttachAnswer,
     Empty,
+    EnvAnswer,
     ExecInfo,
     HelloAnswer,
     ListAnswer,
@@ -29,6 +30,7 @@ from runnerd.protocol.requests import (
     METHODS,
     PROTOCOL_VERSIONS,
     DaemonMetrics,
+    EnvSet,
     ExecAck,
     ExecAttach,
     ExecDetach,
@@ -242,7 +244,7 @@ def _inspect(call: Call, params: ExecInspect) -> None:
     if isinstance(found, Past):
         call.answer(past_info(found))
         return
-    call.answer(exec_info(call.service, found, usage=params.usage, holders=True))
+    call.answer(exec_info(call.service, found, usage=params.usage, tree=params.tree, holders=True))
 
 
 def _list(call: Call, params: ExecList) -> None:
@@ -275,6 +277,18 @@ def _text_chars(info: ExecInfo) -> int:
 def _forget(call: Call, params: ExecForget) -> None:
     call.service.forget(params.exec_id)
     call.answer(Empty())
+
+
+def _env_set(call: Call, params: EnvSet) -> None:
+    environment = call.service.launcher.environment
+    environment.change(params)
+    call.answer(
+        EnvAnswer(
+            set_total=len(environment.changed(to_set=True)),
+            unset_total=len(environment.changed(to_set=False)),
+            used_bytes=environment.cost_bytes,
+        )
+    )
 
 
 def _info(call: Call, _params: NoParams) -> None:
@@ -322,6 +336,7 @@ HANDLERS: Final[dict[str, Callable[[Call, Any], None]]] = {
     "exec.inspect": _inspect,
     "exec.list": _list,
     "exec.forget": _forget,
+    "env.set": _env_set,
     "daemon.info": _info,
     "daemon.metrics": _metrics,
     "daemon.drain": _drain,

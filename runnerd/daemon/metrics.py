@@ -208,6 +208,14 @@ class _Collector:
             "Children reaped that were no shim and no command.",
             service.reaper.orphans,
         )
+        yield self._single(
+            "runnerd_freezes",
+            "Times that everything stood still while a clock ran.",
+            counters.freezes,
+        )
+        yield self._single(
+            "runnerd_frozen_seconds", "How long, in all.", round(counters.frozen_s, 3)
+        )
         yield self._single("runnerd_log_lines_dropped", "Log lines lost.", service.log.dropped)
         build = self._core.GaugeMetricFamily(
             "runnerd_build_info", "The daemon's version.", labels=["version", "guard"]

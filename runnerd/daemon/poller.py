@@ -56,7 +56,12 @@ class Timer:
 
 
 class Poller:
-    """Watch descriptors and timers; all methods are for the loop's own thread."""
+    """Watch descriptors and timers; all methods are for the loop's own thread.
+
+    Attributes:
+        before_timers: Called with the time before what is due by it is called, so that timers can
+            still be put off.
+    """
 
     def __init__(self) -> None:
         self._epoll = select.epoll()
@@ -68,6 +73,7 @@ class Poller:
         self._deferred: dict[Callable[[], None], Owner] = {}
         self._bulk: dict[Callable[[], None], Owner] = {}  # in turns
         self._in_batch = False
+        self.before_timers: Callable[[float], None] = lambda _now_s: None
 
     def watch(self, fd: int, events: int, handler: Callable[[int], None], owner: Owner) -> None:
         """Call handler(events) whenever `fd` is ready, until unwatch.
@@ -190,6 +196,7 @@ class Poller:
 
     def _run_timers(self) -> None:
         now_s = time.monotonic()
+        self.before_timers(now_s)
         # Only what is due now: a timer armed by a timer gets its turn after the descriptors.
         due: list[Timer] = []
         while self._timers and self._timers[0][0] <= now_s:

@@ -24,6 +24,7 @@ class Stat(NamedTuple):
         state: As there, but S for a process whose first thread has ended while others run: the
             kernel shows that thread's Z.
         cpu_s: User and system CPU seconds.
+        waited_cpu_s: Those of the children it has waited for.
         start_ticks: When it started, in clock ticks since boot; with the pid it names a process.
         rss_bytes: Its resident set.
     """
@@ -35,6 +36,7 @@ class Stat(NamedTuple):
     pgrp: int
     session: int
     cpu_s: float
+    waited_cpu_s: float
     start_ticks: int
     rss_bytes: int
 
@@ -68,6 +70,7 @@ def read_stat(pid: int) -> Stat | None:
         pgrp=int(fields[2]),
         session=int(fields[3]),
         cpu_s=(int(fields[11]) + int(fields[12])) / _CLOCK_TICKS,
+        waited_cpu_s=(int(fields[13]) + int(fields[14])) / _CLOCK_TICKS,
         start_ticks=int(fields[19]),
         rss_bytes=int(fields[21]) * _PAGE_BYTES,
     )
@@ -119,6 +122,37 @@ def tree(root: int) -> list[Stat]:
             found.append(stat)
             queue += children(pid)
     return found
+
+
+class TreeUse(NamedTuple):
+    """What a tree is and has used.
+
+    Attributes:
+        processes: How many live.
+        cpu_s: CPU seconds of the living and of the dead that were waited for. Who ignores SIGCHLD
+            waits for nobody: the time of its dead is in no account.
+    """
+
+    processes: int
+    cpu_s: float
+
+
+def tree_use(root: int) -> TreeUse | None:
+    """Return the use of a process's descendants; its own, a shim's, is no part of the tree.
+
+    Returns:
+        None where the root is gone or we cannot look.
+    """
+    try:
+        found, stat = tree(root), read_stat(root)
+    except OSError:
+        return None
+    if stat is None:
+        return None
+    return TreeUse(
+        processes=sum(each.state not in "ZX" for each in found),
+        cpu_s=stat.waited_cpu_s + sum(each.cpu_s + each.waited_cpu_s for each in found),
+    )
 
 
 def descends_from(pid: int, ancestor: int) -> bool | None:

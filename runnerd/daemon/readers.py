@@ -36,6 +36,7 @@ class Readers:
         owner: Who is told of a failure.
         tail_bytes: Says what the exec's tail may cost now.
         on_progress: Called when the pipes may be readable again.
+        on_count: Called with how many there are, when that has changed.
     """
 
     def __init__(
@@ -46,11 +47,13 @@ class Readers:
         *,
         tail_bytes: Callable[[], int],
         on_progress: Callable[[], None],
+        on_count: Callable[[int], None],
     ) -> None:
         self._exec = its_exec
         self._timers = Timers(poller, owner)
         self._tail_bytes = tail_bytes
         self._on_progress = on_progress
+        self._on_count = on_count
         self._subscribers: dict[Subscription, Subscriber] = {}
 
     def __len__(self) -> int:
@@ -74,6 +77,7 @@ class Readers:
             # must not find the place taken.
             gate.lost(holder, time.monotonic())
         self._subscribers[subscription] = subscriber
+        self._on_count(len(self._subscribers))
         gate.taken_by(subscription)
         self.hold_changed()
         if older is not None:
@@ -85,6 +89,7 @@ class Readers:
         if self._subscribers.pop(subscription, None) is None:
             return
         self._exec.names.release(subscription)
+        self._on_count(len(self._subscribers))
         if lost:
             self._exec.gate.lost(subscription, time.monotonic())
         else:

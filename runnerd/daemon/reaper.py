@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import resource
 import signal
 import time
 from collections.abc import Callable
@@ -83,7 +84,7 @@ class Reaper:
                 self._stopped(pid)
                 continue
             taken += 1
-            self._dispatch(pid, status, usage.ru_utime, usage.ru_stime, usage.ru_maxrss)
+            self._dispatch(pid, status, usage)
 
     def _stopped(self, pid: int) -> None:
         shim = self._pool.by_pid.get(pid)
@@ -92,9 +93,7 @@ class Reaper:
                 time.monotonic() + _CONTINUE_S, shim, lambda: shim.signal(signal.SIGCONT)
             )
 
-    def _dispatch(
-        self, pid: int, status: int, user_s: float, system_s: float, maxrss_kib: int
-    ) -> None:
+    def _dispatch(self, pid: int, status: int, usage: resource.struct_rusage) -> None:
         shim = self._pool.by_pid.pop(pid, None)
         if shim is not None:
             shim.is_reaped = True
@@ -105,9 +104,13 @@ class Reaper:
             signal=os.WTERMSIG(status) if os.WIFSIGNALED(status) else None,
             core_dumped=os.WCOREDUMP(status),
             at_s=time.monotonic(),
-            cpu_user_s=user_s,
-            cpu_system_s=system_s,
-            peak_rss_bytes=maxrss_kib * 1024,
+            cpu_user_s=usage.ru_utime,
+            cpu_system_s=usage.ru_stime,
+            peak_rss_bytes=usage.ru_maxrss * 1024,
+            minor_faults=usage.ru_minflt,
+            major_faults=usage.ru_majflt,
+            block_reads=usage.ru_inblock,
+            block_writes=usage.ru_oublock,
         )
         adopted = self._adopted.pop(pid, None)
         if adopted is not None:

@@ -98,6 +98,7 @@ def _assemble(options: Options, guard: Guard, listener: Listener, log: Log) -> S
             user=options.user,
             cwd=options.cwd,
             nofile=nofile,
+            env_bytes_max=options.bounds.env_bytes_max,
             raise_oom_score=options.raise_oom_score,
             boot_score=boot_score,
         ),

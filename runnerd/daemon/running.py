@@ -21,12 +21,12 @@ from runnerd.core.bounds import (
 )
 from runnerd.core.execs import (
     Action,
-    ArmDeadline,
     Close,
     Drain,
     Exec,
     ExitStatus,
     Publish,
+    RunClocks,
     SendEnd,
 )
 from runnerd.core.life import State
@@ -53,11 +53,12 @@ from runnerd.protocol.shimwire import (
 )
 
 from .adopted import AdoptedTree, Kin
+from .clock_watch import ClockWatch
 from .effects import each_of
 from .ending import EndMessage, ShimEnder
 from .output_pump import OutputPump
 from .pipes import Pipes
-from .procfs import Stat
+from .procfs import Stat, tree_use
 from .readers import Readers
 from .shims import Shim
 from .starting import Starting
@@ -110,6 +111,7 @@ class Running:
         self._stdin: StdinPump | None = None
         self._ender: ShimEnder | None = None
         self._adopted: AdoptedTree | None = None
+        self._clocks: ClockWatch | None = None
         self._status: ExitStatus | None = None  # as reported, whatever became of it
         self._strays = 0
         self._asked_score = params.oom_score_adj
@@ -128,6 +130,7 @@ class Running:
             self,
             tail_bytes=self._tail_bytes,
             on_progress=self._readers_progressed,
+            on_count=self._readers_counted,
         )
         its_exec.transcript.on_room = self._room_made
 
@@ -221,7 +224,7 @@ class Running:
             self._poller,
             tail_bytes=self._tail_bytes,
             owner=self,
-            on_output=self.readers.wake,
+            on_output=self.readers.wake if self.exec.clocks is None else self._output_read,
             on_eof=self._pipes_at_eof,
             big_pipes=self._service.big_pipes,
         )
@@ -258,6 +261,44 @@ class Running:
         if self._output is not None and self._output.is_waiting:
             self._output.gate_changed()
 
+    # ------------------------------------------------------------------ clocks
+
+    def _run_clocks(self) -> None:
+        assert self.exec.clocks is not None
+        self._clocks = ClockWatch(
+            self.exec.clocks,
+            self._poller,
+            self,
+            self._service.freezes,
+            self._cpu_s,
+            self._clock_ended,
+        )
+        self._clocks.start()
+
+    def _clock_ended(self, reason: Reason) -> None:
+        self.end(reason)
+
+    def _output_read(self) -> None:
+        clocks = self.exec.clocks
+        if clocks is not None and clocks.output(time.monotonic()) and self._clocks is not None:
+            self._clocks.changed()
+        self.readers.wake()
+
+    def _readers_counted(self, count: int) -> None:
+        # The first is there before they run: the start's own.
+        if self.exec.clocks is not None:
+            self.exec.clocks.attached(count, time.monotonic())
+        if self._clocks is not None:
+            self._clocks.changed()
+
+    def _cpu_s(self) -> float | None:
+        """Return the CPU seconds of its tree, those of its dead included; None where unseen."""
+        use = None if self.shim_pid is None else tree_use(self.shim_pid)
+        if use is None:
+            return None
+        self.exec.saw_processes(use.processes)
+        return use.cpu_s
+
     def _room_made(self) -> None:
         self._readers_progressed()
         if not self.exec.transcript.spool.is_on:
@@ -271,7 +312,9 @@ class Running:
         self._status = status
         if self.exec.pid is not None:
             self._service.reaper.commands.discard(self.exec.pid)
-        self._timers.cancel("deadline")
+        if self._clocks is not None:
+            self._clocks.stop()
+            self._clocks = None
         if self._service.guard.cause() is not None:
             # The lifeline ends natively, before the loop hears of it: the stop may have acted
             # on this command already.
@@ -313,8 +356,8 @@ class Running:
         match action:
             case SendEnd():
                 self._send_end(action.grace_s)
-            case ArmDeadline():
-                self._timers.arm("deadline", action.at_s, self._deadline_reached)
+            case RunClocks():
+                self._run_clocks()
             case Drain():
                 self._drain(action.until_s)
             case Publish():
@@ -364,9 +407,6 @@ class Running:
         self._carry_out(self.exec.end(reason, grace_s, time.monotonic()))
         if self.exec.state is State.STARTING and self._shim is None:
             self._starting.give_up()  # accepted and not launched yet: it never is
-
-    def _deadline_reached(self) -> None:
-        self.end("deadline")
 
     def _send_end(self, grace_s: float) -> None:
         if self._adopted is not None:

@@ -24,6 +24,7 @@ from runnerd.protocol.requests import LABELS_MAX, METHODS, ExecStart
 
 from .counters import Counters
 from .fencing import Fencing
+from .freezes import Freezes
 from .guard import CAUSE_ERROR, CAUSE_STOP, Guard
 from .heart import Heart
 from .journal import Journal
@@ -103,6 +104,8 @@ class Service:
         self.all_children_ours = all_children_ours
         self.warnings = warnings
         self.counters = Counters()
+        self.freezes = Freezes(poller, self, log, self.counters)
+        self.registry = Registry(bounds)
         self.incarnation = secrets.token_hex(8)
         self.registry = Registry(bounds, self.incarnation, spool_place.slots)
         self.state_path = memory.path
@@ -358,4 +361,5 @@ def _limits(bounds: Bounds, *, has_spool: bool) -> Limits:
         spool_bytes=bounds.spool_bytes_max if has_spool else 0,
         spool_total_bytes=bounds.spool_total_bytes_max if has_spool else 0,
         labels=LABELS_MAX,
+        env_bytes=bounds.env_bytes_max,
     )

@@ -110,6 +110,7 @@ class Starting:
         """
         now_s = time.monotonic()
         assert self._prepared is not None
+        self._exec.dequeued(now_s)
         self.shim = shim = self._service.launcher.launch(self._prepared)
         self._prepared = None
         shim.on_message = on_message

@@ -39,6 +39,7 @@ class Limits(msgspec.Struct, kw_only=True):
         spool_bytes: One exec's transcript on disk; 0 = there is no spool.
         spool_total_bytes: All transcripts on disk together.
         labels: Labels of one exec.
+        env_bytes: Names and values set by env.set.
     """
 
     frame_bytes: int
@@ -58,6 +59,7 @@ class Limits(msgspec.Struct, kw_only=True):
     spool_bytes: int
     spool_total_bytes: int
     labels: int
+    env_bytes: int
 
 
 class HelloAnswer(msgspec.Struct, kw_only=True):
@@ -126,6 +128,7 @@ class Phases(msgspec.Struct, kw_only=True):
         first_byte_ms: The first output was read.
         exited_ms: The command had exited.
         drained_ms: Its exit was published.
+        queued_ms: Before all those: it had waited for its turn, and the hand-over to a shim began.
     """
 
     spawned_ms: float | None = None
@@ -133,6 +136,7 @@ class Phases(msgspec.Struct, kw_only=True):
     first_byte_ms: float | None = None
     exited_ms: float | None = None
     drained_ms: float | None = None
+    queued_ms: float | None = None
 
 
 class Exit(msgspec.Struct, kw_only=True):
@@ -155,6 +159,9 @@ class Exit(msgspec.Struct, kw_only=True):
         major_faults: Page faults with I/O.
         block_reads: Block input operations.
         block_writes: Block output operations.
+        peak_processes: The most of its processes that were seen at once. The daemon looks where it
+            has a reason to (usage asked for, a silence, an ending), so there may have been more;
+            null where nobody looked.
         oom: See Oom.
         phases: See Phases.
         stdout: See StreamCount.
@@ -181,6 +188,7 @@ class Exit(msgspec.Struct, kw_only=True):
     phases: Phases
     stdout: StreamCount
     stderr: StreamCount
+    peak_processes: int | None = None
 
 
 class Closed(msgspec.Struct, kw_only=True):
@@ -328,12 +336,38 @@ class Usage(msgspec.Struct, kw_only=True):
     Attributes:
         processes: How many.
         rss_bytes: Their resident sets added up.
-        cpu_s: Their CPU seconds added up.
+        cpu_s: Their CPU seconds added up, with those of their dead that were waited for.
     """
 
     processes: int
     rss_bytes: int
     cpu_s: float
+
+
+class ProcessInfo(msgspec.Struct, kw_only=True):
+    """One process of an exec, as psutil reads it; null = not to be seen.
+
+    Attributes:
+        pid: Its pid.
+        ppid: Its parent's; the shim's for the command and for orphans.
+        command: Its name.
+        state: running, sleeping, disk-sleep, stopped, tracing-stop, zombie, idle, ...
+        uid: Its effective uid.
+        threads: How many.
+        rss_bytes: Its resident set.
+        cpu_s: CPU seconds, its own.
+        started_at: Unix seconds, for people.
+    """
+
+    pid: int
+    ppid: int
+    command: str
+    state: str
+    uid: int | None
+    threads: int | None
+    rss_bytes: int | None
+    cpu_s: float | None
+    started_at: float | None
 
 
 class Holder(msgspec.Struct, kw_only=True):
@@ -370,6 +404,7 @@ class ExecInfo(msgspec.Struct, kw_only=True):
         last_seq: The last record so far; null with flow.
         stdin_accepted_bytes: Bytes taken for stdin; null with flow.
         stdin_open: Whether exec.write can still be accepted.
+        output_bytes: Bytes read of both streams so far.
         subscriptions: How many subscribe.
         transcript: kept; partial (something was dropped); evicted (for space or age); forgotten
             (by exec.forget); lost (with an earlier daemon).
@@ -382,6 +417,7 @@ class ExecInfo(msgspec.Struct, kw_only=True):
         exit: Once it has exited; null for a closed one whose daemon ended before it.
         closed: Once nothing is left, where that was seen.
         usage: Where asked for.
+        processes: Where asked for (tree): each living process, parents first, at most 200.
     """
 
     exec_id: str
@@ -410,6 +446,8 @@ class ExecInfo(msgspec.Struct, kw_only=True):
     exit: Exit | None = None
     closed: Closed | None = None
     usage: Usage | None = None
+    processes: list[ProcessInfo] = []
+    output_bytes: int = 0
 
 
 class ListAnswer(msgspec.Struct, kw_only=True):
@@ -422,6 +460,20 @@ class ListAnswer(msgspec.Struct, kw_only=True):
 
     execs: list[ExecInfo]
     next_cursor: int | None
+
+
+class EnvAnswer(msgspec.Struct, kw_only=True):
+    """The answer to env.set: what lies over the boot environment now.
+
+    Attributes:
+        set_total: How many variables are set.
+        unset_total: How many of the boot environment are taken away.
+        used_bytes: What all that costs, of env_bytes in Limits.
+    """
+
+    set_total: int
+    unset_total: int
+    used_bytes: int
 
 
 class OomOrder(msgspec.Struct, kw_only=True):
@@ -489,6 +541,8 @@ class DaemonInfo(msgspec.Struct, kw_only=True):
         spool_reason: Why nowhere.
         limits: See Limits.
         features: As in hello.
+        env_set: Names that env.set has set, without values, the first 200.
+        env_unset: Names of the boot environment that it has taken away, the first 200.
         warnings: Everything found at boot that an operator should know.
     """
 
@@ -517,6 +571,8 @@ class DaemonInfo(msgspec.Struct, kw_only=True):
     spool_reason: str | None
     limits: Limits
     features: list[str]
+    env_set: list[str]
+    env_unset: list[str]
     warnings: list[str]
     state_directory: str | None = None
     journal: bool = False
@@ -671,6 +727,7 @@ ANSWERS: Final[dict[str, type[msgspec.Struct]]] = {
     "exec.inspect": ExecInfo,
     "exec.list": ListAnswer,
     "exec.forget": Empty,
+    "env.set": EnvAnswer,
     "daemon.info": DaemonInfo,
     "daemon.metrics": MetricsAnswer,
     "daemon.drain": Empty,

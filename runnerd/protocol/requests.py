@@ -27,6 +27,7 @@ LABEL_KEY_BYTES_MAX: Final = 63
 LABEL_VALUE_BYTES_MAX: Final = 256
 USER_CHARS_MAX: Final = 520  # two names of LOGIN_NAME_MAX (256, sysconf(3)) and a colon
 RLIM_INFINITY: Final = 2**64 - 1
+PRIVATE_PREFIX: Final = "RUNNERD_"
 
 RLIMITS: Final[dict[str, int]] = {
     "cpu": 0,
@@ -79,6 +80,11 @@ def _check_seconds(field: str, value: float | None) -> None:
 def _check_text(field: str, value: str | None) -> None:
     if value is not None and "\0" in value:
         raise invalid(field, "contains a NUL byte")
+
+
+def _check_variable(field: str, name: str) -> None:
+    if not name or "=" in name or "\0" in name:
+        raise invalid(field, "a name is not empty and has no '=' and no NUL")
 
 
 def _check_subscriber(
@@ -181,7 +187,7 @@ class ExecStart(Params):
             what has been forgotten since may include this start, it is refused.
         argv: The argument vector, as execve(2) takes it; no shell is involved.
         env: Variables to set; null removes one.
-        env_mode: extend = over the daemon's boot environment; replace = only these.
+        env_mode: extend = over the boot environment and env.set; replace = only these.
         cwd: An absolute directory; the daemon's --cwd if absent.
         user: name, uid, uid:gid or name:group; the daemon's own user if absent.
         umask: 0 to 0o777; 0o022 if absent.
@@ -192,6 +198,10 @@ class ExecStart(Params):
         stdin: null = /dev/null; pipe = fed by exec.write.
         stderr: pipe, stdout (merged in the kernel, exact order) or null.
         deadline_s: When the command is ended, in seconds from its start; none if absent.
+        orphan_ttl_s: End the command once nobody has been attached for so long, from its start or
+            since the last reader left; none if absent.
+        stall_s: End the command once it has written nothing and its tree has used under 1 % of
+            one CPU for so long; none if absent.
         grace_s: Seconds between TERM and KILL wherever this exec is ended; 0 = KILL at once.
         leftovers: What happens to processes alive at the command's exit: keep or kill.
         flow: block = the command waits for its subscriber; drop = it never waits. block where
@@ -219,6 +229,8 @@ class ExecStart(Params):
     stdin: Literal["null", "pipe"] = "null"
     stderr: Literal["pipe", "stdout", "null"] = "pipe"
     deadline_s: Seconds | None = None
+    orphan_ttl_s: Seconds | None = None
+    stall_s: Seconds | None = None
     grace_s: GraceSeconds = 5.0
     leftovers: Literal["keep", "kill"] = "keep"
     flow: Literal["block", "drop"] | None = None
@@ -246,13 +258,14 @@ class ExecStart(Params):
         if self.user == "":
             raise invalid("user", "is empty")
         _check_seconds("deadline_s", self.deadline_s)
+        _check_seconds("orphan_ttl_s", self.orphan_ttl_s)
+        _check_seconds("stall_s", self.stall_s)
         _check_seconds("grace_s", self.grace_s)
         _check_seconds("hold_s", self.hold_s)
 
     def _check_env(self) -> None:
         for name, value in self.env.items():
-            if not name or "=" in name or "\0" in name:
-                raise invalid(f"env[{name!r}]", "a name is not empty and has no '=' and no NUL")
+            _check_variable(f"env[{name!r}]", name)
             _check_text(f"env[{name!r}]", value)
 
     def _check_rlimits(self) -> None:
@@ -408,10 +421,12 @@ class ExecInspect(Params):
     Attributes:
         exec_id: The exec.
         usage: Also count its processes, their memory and CPU time, as the daemon reads them.
+        tree: Also list its processes.
     """
 
     exec_id: ExecId
     usage: bool = False
+    tree: bool = False
 
 
 class ExecList(Params):
@@ -445,6 +460,32 @@ class ExecForget(Params):
     exec_id: ExecId
 
 
+class EnvSet(Params):
+    """Set and unset variables of every exec started later in this incarnation.
+
+    Attributes:
+        set: Name to value. Names of the daemon's own, RUNNERD_*, are refused.
+        unset: Names to take away, of the boot environment as well.
+    """
+
+    set: dict[str, str] = {}
+    unset: list[str] = []
+
+    def __post_init__(self) -> None:
+        for name, value in self.set.items():
+            self._check_name(f"set[{name!r}]", name)
+            _check_text(f"set[{name!r}]", value)
+        for at, name in enumerate(self.unset):
+            self._check_name(f"unset[{at}]", name)
+            if name in self.set:
+                raise invalid(f"unset[{at}]", f"'{name}' is set by the same request")
+
+    def _check_name(self, field: str, name: str) -> None:
+        _check_variable(field, name)
+        if name.startswith(PRIVATE_PREFIX):
+            raise invalid(field, f"{PRIVATE_PREFIX}* is the daemon's own and reaches no command")
+
+
 class DaemonMetrics(Params):
     """Read the daemon's metrics.
 
@@ -469,6 +510,7 @@ METHODS: Final[dict[str, type[Params]]] = {
     "exec.inspect": ExecInspect,
     "exec.list": ExecList,
     "exec.forget": ExecForget,
+    "env.set": EnvSet,
     "daemon.info": DaemonInfoRequest,
     "daemon.metrics": DaemonMetrics,
     "daemon.drain": DaemonDrain,

@@ -169,7 +169,7 @@ EDGES: Final = {
     "counting its exit": ("service.Service.observe_exited", 10**9),
     "telling its subscribers": ("readers.Readers.wake", 10**9),
     "counting its end": ("service.Service.observe_closed", 10**9),
-    "its deadline": ("running.Running._deadline_reached", 10**9),
+    "its deadline": ("running.Running._clock_ended", 10**9),
     "asking the shim to end it": ("running.Running._send_end", 10**9),
     "deciding to end it": ("execs.Exec.end", 1),
 }

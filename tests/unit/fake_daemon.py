@@ -57,6 +57,7 @@ LIMITS: Final = Limits(
     spool_bytes=64 << 20,
     spool_total_bytes=256 << 20,
     labels=32,
+    env_bytes=1 << 20,
 )
 HELLO: Final = HelloAnswer(
     protocol=1, incarnation="i-1", version="0", features=[], limits=LIMITS, starts=0

@@ -47,6 +47,8 @@ SPECIAL: dict[tuple[type[msgspec.Struct], str], Values] = {
     (requests.ExecList, "labels"): labels,
     (requests.ExecSignal, "signal"): st.integers(1, 64)
     | st.sampled_from(["TERM", "SIGKILL", "rtmin+1", "9"]),
+    (requests.EnvSet, "set"): st.dictionaries(names.map("S{}".format), text, max_size=4),
+    (requests.EnvSet, "unset"): st.lists(names.map("U{}".format), max_size=4),
     (ErrorData, "kind"): st.sampled_from([*KINDS]),
 }
 

@@ -28,6 +28,7 @@ def test_every_option_reaches_its_field() -> None:
     params = parsed(
         *("-i", "--id", "web", "-e", "A=1=2", "--env-replace", "-w", "/srv", "-u", "app"),
         *("--label", "job=42", "--deadline", "9.5", "--grace", "0", "--rlimit", "nofile=10:20"),
+        *("--orphan-ttl", "8", "--stall", "7.5"),
         *("--nice", "-5", "--umask", "077", "--no-new-privs", "--leftovers", "kill"),
         *("--merge", "--sha256", "--", "cmd"),
     )
@@ -40,6 +41,8 @@ def test_every_option_reaches_its_field() -> None:
         user="app",
         labels={"job": "42"},
         deadline_s=9.5,
+        orphan_ttl_s=8.0,
+        stall_s=7.5,
         grace_s=0.0,
         rlimits={"nofile": (10, 20)},
         nice=-5,

@@ -10,12 +10,12 @@ from hypothesis import strategies as st
 from runnerd.core.bounds import DRAIN_S
 from runnerd.core.execs import (
     Action,
-    ArmDeadline,
     Close,
     Drain,
     Exec,
     ExitStatus,
     Publish,
+    RunClocks,
     SendEnd,
 )
 from runnerd.core.life import TRANSITIONS, Event, State
@@ -126,8 +126,9 @@ class History:
             match action:
                 case SendEnd(grace_s):
                     self.take_end(grace_s)
-                case ArmDeadline(at_s):
-                    assert at_s == self.now_s + self.fields["deadline_s"]
+                case RunClocks():
+                    assert self.exec.clocks is not None
+                    assert self.exec.clocks.next_s == self.now_s + self.fields["deadline_s"]
                 case Drain(until_s):
                     assert until_s == self.now_s + DRAIN_S
                 case Publish():
@@ -292,7 +293,11 @@ def test_a_deadline_that_races_the_exit_gives_one_consistent_exit(is_first: bool
 
 def test_a_deadline_is_armed_from_the_start_of_the_command() -> None:
     its_exec = make_exec(start_params(deadline_s=2.0))
-    assert its_exec.started(100, 900, NOW_S + 3.0, WALL_S) == [ArmDeadline(NOW_S + 5.0)]
+    assert its_exec.started(100, 900, NOW_S + 3.0, WALL_S) == [RunClocks()]
+    assert its_exec.clocks is not None
+    assert its_exec.clocks.next_s == NOW_S + 5.0
+    its_exec.exited(exit_status(at_s=NOW_S + 4.0), by_itself=True)
+    assert its_exec.clocks is None, "they end with the command"
     assert make_exec().started(100, 900, NOW_S, WALL_S) == []
 
 

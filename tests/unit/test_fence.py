@@ -43,6 +43,7 @@ def test_what_starts_ends_feeds_or_hides_is_a_change_and_looking_is_none() -> No
         "exec.signal",
         "exec.cancel",
         "exec.forget",
+        "env.set",
         "daemon.drain",
         "daemon.undrain",
         "daemon.stop",

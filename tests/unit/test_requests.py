@@ -24,6 +24,7 @@ from runnerd.protocol.requests import (
     RLIMITS,
     Attach,
     DaemonMetrics,
+    EnvSet,
     ExecAck,
     ExecAttach,
     ExecCancel,
@@ -101,6 +102,8 @@ BAD: Final[dict[type[Params], dict[str, list[Any]]]] = {
         "stdin": ["", "inherit", "NULL"],
         "stderr": ["", "stdin", "merge"],
         "deadline_s": SECONDS,
+        "orphan_ttl_s": SECONDS,
+        "stall_s": SECONDS,
         "grace_s": GRACE,
         "leftovers": ["", "leave"],
         "flow": ["", "wait"],
@@ -140,7 +143,7 @@ BAD: Final[dict[type[Params], dict[str, list[Any]]]] = {
         "tombstone": BOOL,
     },
     ExecWait: {"exec_id": EXEC_ID, "until": ["", "started"], "timeout_s": SECONDS},
-    ExecInspect: {"exec_id": EXEC_ID, "usage": BOOL},
+    ExecInspect: {"exec_id": EXEC_ID, "usage": BOOL, "tree": BOOL},
     ExecList: {
         "state": [["ended"], [1], [""], [None], "running"],
         "labels": LABELS,
@@ -149,6 +152,13 @@ BAD: Final[dict[type[Params], dict[str, list[Any]]]] = {
         "usage": BOOL,
     },
     ExecForget: {"exec_id": EXEC_ID},
+    EnvSet: {
+        "set": [
+            *[{"": "v"}, {"a=b": "v"}, {"a\0": "v"}, {"a": "\0"}, {"a": None}, {"a": 1}],
+            *[{"RUNNERD_SOCKET": "/x"}, {"RUNNERD_": ""}],
+        ],
+        "unset": [[""], ["a=b"], ["a\0"], [1], ["RUNNERD_X"]],
+    },
     DaemonMetrics: {"format": ["", "json"]},
 }
 
