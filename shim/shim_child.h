@@ -70,7 +70,8 @@ enum {
     NO_NEW_PRIVS = 1 << 3,
     CONTROLLING_TERMINAL = 1 << 4,
     HAS_CGROUP = 1 << 5, /* the message carries a fifth descriptor, a writable cgroup.procs */
-    FLAGS_KNOWN = (1 << 6) - 1,
+    NO_CAPABILITIES = 1 << 6,
+    FLAGS_KNOWN = (1 << 7) - 1,
     GROUPS_MAX = 65536, /* NGROUPS_MAX */
     RLIMITS_MAX = 64
 };
@@ -207,8 +208,8 @@ static void child_raise_oom_score(bool asked, int wanted)
 }
 
 /* The kernel drops capabilities by itself only when a uid leaves 0, and keeps ambient and
- * inheritable ones in cases of their own. So they are dropped here and then looked for. For a
- * target of uid 0 they are left alone: execve would hand them all back to root anyway. */
+ * inheritable ones in cases of their own. So they are dropped here and then looked for. runnerd does
+ * not ask for it where the command runs as uid 0: execve would hand them all back to root anyway. */
 static void child_drop_capabilities(void)
 {
     struct __user_cap_header_struct header = {.version = _LINUX_CAPABILITY_VERSION_3, .pid = 0};
@@ -240,8 +241,6 @@ static void child_become(const struct job *job)
     report->stage = USER;
     job_check(head->uid != UINT32_MAX);
     child_check(syscall(SYS_setresuid, head->uid, head->uid, head->uid));
-    if (head->uid != 0)
-        child_drop_capabilities();
 }
 
 /* One execve, repeated while another process still has the program open for writing: a forked
@@ -337,6 +336,9 @@ static void child_set_up(const struct job *job, const int *fds)
         child_check(setpriority(PRIO_PROCESS, 0, head->nice));
     if (head->flags & HAS_USER)
         child_become(job);
+    report->stage = USER;
+    if (head->flags & NO_CAPABILITIES)
+        child_drop_capabilities();
     if (head->flags & NO_NEW_PRIVS)
         child_check(prctl(PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0));
     report->stage = CWD;

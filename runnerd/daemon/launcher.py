@@ -149,6 +149,7 @@ class Launcher:
             env=self._env(params, account),
             cwd=(params.cwd or self.cwd).encode(),
             user=None if account is None else account.switch,
+            no_capabilities=account is not None and account.uid != 0,
             umask=params.umask,
             nice=params.nice,
             oom_score_adj=params.oom_score_adj if self._raise_oom_score else None,

@@ -54,6 +54,7 @@ def job(
         env=tuple(env),
         cwd=cwd,
         user=user,
+        no_capabilities=user is not None and user.uid != 0,
         umask=umask,
         nice=nice,
         oom_score_adj=oom_score_adj,

@@ -28,6 +28,7 @@ JOBS = st.builds(
     nice=st.none() | st.integers(-20, 19),
     oom_score_adj=st.none() | st.integers(-1000, 1000),
     no_new_privs=st.booleans(),
+    no_capabilities=st.booleans(),
     ctty=st.booleans(),
     rlimits=st.lists(
         st.tuples(st.integers(0, 15), *[st.integers(0, 2**64 - 1)] * 2), max_size=3
@@ -75,6 +76,7 @@ def unpack(content: bytes) -> Job:
         ctty=bool(flags & 16),
         rlimits=limits,
         cgroup=bool(flags & 32),
+        no_capabilities=bool(flags & 64),
     )
 
 
@@ -93,6 +95,7 @@ def good(**changes: object) -> Job:
         "nice": None,
         "oom_score_adj": None,
         "no_new_privs": False,
+        "no_capabilities": False,
         "ctty": False,
         "rlimits": (),
     }
@@ -131,4 +134,5 @@ def test_the_shims_source_has_the_same_version_and_flags() -> None:
         "NO_NEW_PRIVS": "3",
         "CONTROLLING_TERMINAL": "4",
         "HAS_CGROUP": "5",
+        "NO_CAPABILITIES": "6",
     }
