@@ -31,6 +31,7 @@ from .ending import LISTED_MAX, receipt_of
 from .poller import Owner, Poller, Timer
 from .procfs import Stat, children, descends_from, read_stat, tree
 from .signalling import send_signal
+from .spares import Spares
 
 _ROUND_S: Final = 0.02
 _SURVIVOR_ROUND_S: Final = 1.0
@@ -82,6 +83,7 @@ class AdoptedTree:
         its_exec: The exec.
         leader: The command's pid, or the parked child's.
         kin: Tells its processes from others.
+        spares: Descriptors to look with where there are no others.
         reap: Takes the statuses of all who have ended.
         on_empty: Called once nothing is left.
         on_survivors: Called once KILL was in vain.
@@ -95,6 +97,7 @@ class AdoptedTree:
         owner: Owner,
         *,
         kin: Kin,
+        spares: Spares,
         reap: Callable[[], int],
         on_empty: Callable[[], None],
         on_survivors: Callable[[], None],
@@ -104,6 +107,7 @@ class AdoptedTree:
         self._poller = poller
         self._owner = owner
         self._kin = kin
+        self._spares = spares
         self._reap = reap
         self._on_empty = on_empty
         self._on_survivors = on_survivors
@@ -143,7 +147,7 @@ class AdoptedTree:
         self._bound_s = self._kill_at_s + KILL_ROUNDS_S
         if grace_s > 0:
             with contextlib.suppress(OSError):  # if we cannot look, the rounds go on
-                self._term_all()
+                self._spares.retry(self._term_all)
         self._round()
 
     def _term_all(self) -> None:
@@ -163,7 +167,7 @@ class AdoptedTree:
             return
         now_s = time.monotonic()
         try:
-            left = self._look(now_s)
+            left = self._spares.retry(lambda: self._look(now_s))
         except OSError:
             left = self._kill_unseen(now_s)
         if left is None:
@@ -212,7 +216,9 @@ class AdoptedTree:
 
     def _send(self, stat: Stat, number: int) -> bool:
         with contextlib.suppress(OSError):
-            return send_signal(stat.pid, number, lambda: _is_still_ours(stat))
+            return self._spares.retry(
+                lambda: send_signal(stat.pid, number, lambda: _is_still_ours(stat))
+            )
         return False
 
     def _note_killed(self, stat: Stat) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import os
+import resource
 from collections.abc import Mapping
 from typing import Final
 
@@ -13,6 +14,7 @@ from runnerd.protocol.requests import RLIMITS, ExecStart, rlimit_number
 
 from .pipes import Pipes
 from .shims import Shim, ShimPool
+from .spares import Spares
 from .users import Account, find_account
 
 _PRIVATE_PREFIX: Final = b"RUNNERD_"
@@ -45,6 +47,7 @@ class Launcher:
 
     Args:
         pool: Where shims come from.
+        spares: Descriptors for a rescue.
         environment: The daemon's boot environment; RUNNERD_* does not reach commands.
         user: Who commands run as where the request does not say.
         cwd: Where they run where it does not say.
@@ -57,6 +60,7 @@ class Launcher:
     def __init__(
         self,
         pool: ShimPool,
+        spares: Spares,
         environment: Mapping[bytes, bytes],
         *,
         user: str | None,
@@ -68,8 +72,9 @@ class Launcher:
         self.cwd = cwd
         self._boot_score = boot_score
         self._pool = pool
+        self._spares = spares
         self._user = user
-        self._nofile = tuple(value % 2**64 for value in nofile)  # -1 is RLIM_INFINITY
+        self._nofile = nofile[0] % 2**64, nofile[1] % 2**64  # -1 is RLIM_INFINITY
         self._raise_oom_score = raise_oom_score
         self._environment = {
             name: value
@@ -91,12 +96,20 @@ class Launcher:
     def launch(self, params: ExecStart) -> tuple[Shim, Pipes]:
         """Hand a job to a shim; what becomes of it, the shim says.
 
+        With `admission: skip` it is a rescue: it may use what is held back for one.
+
         Returns:
             The shim, and our ends of the pipes.
 
         Raises:
             RequestError: start_failed, with nothing left open or running.
         """
+        if params.admission == "skip":
+            with self._spares.lent():
+                return self._launch(params)
+        return self._launch(params)
+
+    def _launch(self, params: ExecStart) -> tuple[Shim, Pipes]:
         user = params.user or self._user
         account = None if user is None else find_account(user)
         job = pack_job(self._job(params, account))
@@ -105,7 +118,7 @@ class Launcher:
         except OSError as error:
             raise spawn_failed(error) from error
         try:
-            shim = self._hand_over(pipes, job)
+            shim = self._hand_over(pipes, job, rescue=params.admission == "skip")
         except BaseException as error:
             pipes.close()
             if isinstance(error, OSError):
@@ -114,10 +127,10 @@ class Launcher:
         pipes.given()
         return shim, pipes
 
-    def _hand_over(self, pipes: Pipes, job: bytes) -> Shim:
+    def _hand_over(self, pipes: Pipes, job: bytes, *, rescue: bool) -> Shim:
         # A parked shim can be killed by a command of the same uid; the next one will do.
-        for _ in range(self._pool.parked):
-            shim = self._pool.take()
+        for _ in range(self._pool.ready(rescue=rescue)):
+            shim = self._pool.take(rescue=rescue)
             try:
                 _send_job(shim, pipes, job)
             except (BrokenPipeError, ConnectionResetError):
@@ -125,7 +138,7 @@ class Launcher:
                 shim.kill()
             else:
                 return shim
-        shim = self._pool.take()
+        shim = self._pool.take(rescue=rescue)
         try:
             _send_job(shim, pipes, job)
         except (BrokenPipeError, ConnectionResetError):
@@ -140,7 +153,7 @@ class Launcher:
         return shim
 
     def _job(self, params: ExecStart, account: Account | None) -> Job:
-        rlimits = {RLIMITS["nofile"]: self._nofile} | {
+        rlimits = {RLIMITS["nofile"]: self._nofile_now()} | {
             RLIMITS[name]: (rlimit_number(soft), rlimit_number(hard))
             for name, (soft, hard) in params.rlimits.items()
         }
@@ -157,6 +170,13 @@ class Launcher:
             ctty=False,
             rlimits=tuple((number, soft, hard) for number, (soft, hard) in rlimits.items()),
         )
+
+    def _nofile_now(self) -> tuple[int, int]:
+        # Nobody asked for it, so it is no reason to fail: a command of our user may have lowered
+        # our hard limit, prlimit(2), and new shims inherit that.
+        hard_now = resource.getrlimit(resource.RLIMIT_NOFILE)[1] % 2**64
+        soft, hard = self._nofile
+        return min(soft, hard_now), min(hard, hard_now)
 
     def _env(self, params: ExecStart, account: Account | None) -> tuple[bytes, ...]:
         if not params.env and account is None and params.env_mode == "extend":

@@ -27,6 +27,7 @@ from .reaper import Reaper
 from .server import Server
 from .service import Service
 from .shims import ShimPool
+from .spares import Spares
 from .stopping import stop, stop_without_loop, watch_guard
 
 _RESTARTS_MAX = 3
@@ -56,6 +57,7 @@ def run_daemon(options: Options, guard: Guard, listener: Listener) -> int:
 def _assemble(options: Options, guard: Guard, listener: Listener, log: Log) -> Service:
     environment = dict(os.environb)
     boot.close_on_exec()
+    spares = Spares()
     nofile = boot.raise_nofile()
     is_subreaper = boot.take_process()
     # PID 1 gets the orphans of `docker exec` too, and who was started by a script that became us
@@ -86,8 +88,10 @@ def _assemble(options: Options, guard: Guard, listener: Listener, log: Log) -> S
         guard=guard,
         poller=poller,
         pool=pool,
+        spares=spares,
         launcher=Launcher(
             pool,
+            spares,
             environment,
             user=options.user,
             cwd=options.cwd,
@@ -234,6 +238,7 @@ class _Words:
 
     def stopping(self) -> None:
         """The stop has begun."""
+        self._service.spares.give_up()  # nothing comes after it, and the file needs one
         cause = self._service.guard.cause()
         live = [running.exec for running in self._service.met_by_stop()]
         self._words.stopping_at = time.time()

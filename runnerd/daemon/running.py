@@ -399,6 +399,7 @@ class Running:
                 all_ours=self._service.all_children_ours,
                 least_score=self._service.launcher.telling_score(self._asked_score),
             ),
+            spares=self._service.spares,
             reap=self._service.reaper.reap,
             on_empty=self._adopted_empty,
             on_survivors=self._end_changed,

@@ -30,6 +30,7 @@ from .poller import Poller
 from .reaper import Reaper
 from .running import Running
 from .shims import ShimPool
+from .spares import Spares
 from .stdin_pump import StdinTotals
 
 if TYPE_CHECKING:
@@ -48,6 +49,7 @@ class Service:
         guard: Holds the stop deadline.
         poller: Descriptors and timers.
         pool: Shims.
+        spares: Descriptors held back.
         launcher: Starts.
         reaper: Waits.
         oom_counter: The cgroup's counter.
@@ -69,6 +71,7 @@ class Service:
         guard: Guard,
         poller: Poller,
         pool: ShimPool,
+        spares: Spares,
         launcher: Launcher,
         reaper: Reaper,
         oom_counter: OomCounter,
@@ -83,6 +86,7 @@ class Service:
         self.guard = guard
         self.poller = poller
         self.pool = pool
+        self.spares = spares
         self.launcher = launcher
         self.reaper = reaper
         self.oom_order = oom_order
@@ -170,6 +174,7 @@ class Service:
     def closed(self, running: Running) -> None:
         """Nothing of an exec is left; keep its record while there is room."""
         self.registry.closed(running.exec, time.monotonic())
+        self.spares.refill()  # a rescue has what it was lent until its end
         self._drop_expired()
         self._note_idle()
 

@@ -29,6 +29,7 @@ CONTROL_FD: Final = 3
 LIFELINE_FD: Final = 4
 _MESSAGE_BYTES_MAX: Final = 16384
 _REFILL_RETRY_S: Final = 0.5
+_RESERVED: Final = 1  # for a rescue, see ShimPool.take
 
 
 class Shim:
@@ -180,13 +181,20 @@ class ShimPool:
         self.on_stray(error)
         self._refill_later(_REFILL_RETRY_S)
 
-    def take(self) -> Shim:
+    def ready(self, *, rescue: bool) -> int:
+        """Return how many of the parked a start may take."""
+        return len(self._parked) if rescue else max(0, len(self._parked) - _RESERVED)
+
+    def take(self, *, rescue: bool) -> Shim:
         """Return a shim for one job: a parked one, else a new one.
+
+        The last one parked is kept for a rescue: it and its child have their pids already, so it
+        works where no other is to be had.
 
         Raises:
             OSError: If none is parked and none can be started.
         """
-        shim = self._parked.pop(0) if self._parked else self._spawn()
+        shim = self._parked.pop(0) if self.ready(rescue=rescue) else self._spawn()
         shim.on_lost = None
         self._refill_later(0.0)
         return shim
