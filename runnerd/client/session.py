@@ -24,9 +24,11 @@ from runnerd.protocol.answers import (
     ClosedNote,
     ExitedNote,
     GapNote,
+    HeartbeatNote,
     OutputNote,
     StartAnswer,
     StoppingNote,
+    SupersededNote,
 )
 from runnerd.protocol.codec import Codec
 from runnerd.protocol.errors import invalid
@@ -73,7 +75,7 @@ class Failure(msgspec.Struct, frozen=True):
     error: RemoteError
 
 
-Note = OutputNote | GapNote | ExitedNote | ClosedNote | StoppingNote
+Note = OutputNote | GapNote | ExitedNote | ClosedNote | SupersededNote | StoppingNote
 Event = Answer | Failure | Note
 
 
@@ -236,12 +238,19 @@ class Session:
     def _note(self, note: msgspec.Struct) -> Note | None:
         if isinstance(note, StoppingNote):
             return note
-        assert isinstance(note, (OutputNote, GapNote, ExitedNote, ClosedNote))
+        assert isinstance(
+            note, (OutputNote, GapNote, ExitedNote, ClosedNote, HeartbeatNote, SupersededNote)
+        )
         subscription = self.subscriptions.get(note.subscription)
         if subscription is None:
             if note.subscription in self._detached:
                 return None
             raise ProtocolViolation(f"a record of subscription {note.subscription}, not open")
+        if isinstance(note, HeartbeatNote):
+            return None  # it says that there is nothing to say
+        if isinstance(note, SupersededNote):
+            del self.subscriptions[note.subscription]
+            return note
         if isinstance(note, OutputNote):
             subscription.output(note)
         elif isinstance(note, GapNote):

@@ -611,19 +611,19 @@ class HeartbeatNote(msgspec.Struct, kw_only=True):
 
 
 class SupersededNote(msgspec.Struct, kw_only=True):
-    """A newer generation of the same subscriber took over; the subscription is over.
+    """A newer attach of the same subscriber took over; the subscription is over.
 
     Attributes:
         subscription: Whose.
         exec_id: The exec.
         subscriber: The name.
-        generation: The newer one.
+        generation: The newer attach's; None where that name never carried one.
     """
 
     subscription: int
     exec_id: str
     subscriber: str
-    generation: int
+    generation: int | None
 
 
 class StoppingNote(msgspec.Struct, kw_only=True):

@@ -53,6 +53,9 @@ LIMITS: Final = Limits(
     transcript_total_bytes=32 << 20,
     finished_execs=1024,
     finished_s=3600,
+    settled=16384,
+    spool_bytes=64 << 20,
+    spool_total_bytes=256 << 20,
     labels=32,
 )
 HELLO: Final = HelloAnswer(

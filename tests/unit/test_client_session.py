@@ -18,9 +18,11 @@ from runnerd.protocol.answers import (
     Empty,
     ExitedNote,
     GapNote,
+    HeartbeatNote,
     OutputNote,
     StartAnswer,
     StoppingNote,
+    SupersededNote,
 )
 from runnerd.protocol.codec import Codec
 from runnerd.protocol.errors import KINDS, RequestError
@@ -74,6 +76,8 @@ NAMES = {
     GapNote: "exec.gap",
     ExitedNote: "exec.exited",
     ClosedNote: "exec.closed",
+    HeartbeatNote: "exec.heartbeat",
+    SupersededNote: "exec.superseded",
     StoppingNote: "daemon.stopping",
 }
 
@@ -307,6 +311,27 @@ def test_what_a_newer_daemon_adds_is_passed_over() -> None:
     assert session.receive(b'{"jsonrpc":"2.0","method":"exec.novel","params":{"a":1}}\n') == []
     line = b'{"jsonrpc":"2.0","id":%d,"result":{"novel":1},"novel":2}\n' % request_id
     assert len(session.receive(line)) == 1
+
+
+def test_a_heartbeat_is_no_news_and_changes_nothing() -> None:
+    session, codec = started()
+    heartbeat = HeartbeatNote(subscription=7, exec_id="x", last_seq=9, state="running")
+    assert session.receive(wire(codec, output(1, 0, b"a"), heartbeat))[1:] == []
+    assert session.subscriptions[7].last_seq == 1
+    with pytest.raises(ProtocolViolation, match="subscription 8, not open"):
+        session.receive(
+            wire(codec, HeartbeatNote(subscription=8, exec_id="x", last_seq=9, state="running"))
+        )
+
+
+def test_a_superseded_subscription_is_over() -> None:
+    session, codec = started()
+    note = SupersededNote(subscription=7, exec_id="x", subscriber="s", generation=None)
+    assert [*session.receive(wire(codec, note))] == [note]
+    assert session.subscriptions == {}
+    assert session.receive_eof() is None
+    with pytest.raises(ProtocolViolation, match="subscription 7, not open"):
+        session.receive(wire(codec, output(1, 0, b"a")))
 
 
 def test_stopping_is_told_without_a_subscription() -> None:
