@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import secrets
 import socket
 import sys
 import threading
@@ -14,6 +15,7 @@ from pathlib import Path
 import trio
 
 from . import boot
+from .cgroup import Leaves
 from .guard import Guard, cause_name
 from .last_words import EXECS_LISTED, LastWords, read_last_words, state_folder, write_last_words
 from .launcher import Launcher
@@ -51,6 +53,7 @@ def run_daemon(options: Options, guard: Guard, listener: Listener) -> int:
         except Exception as second:  # noqa: BLE001 - nothing new begins during a stop
             service.uncaught("stop", second)
     words.stopped()
+    service.leaves.close()
     return guard.code()
 
 
@@ -69,10 +72,13 @@ def _assemble(options: Options, guard: Guard, listener: Listener, log: Log) -> S
     order = oom_order(cgroup, lowered=lowered)
     boot.hide_process()
     poller = Poller()
+    incarnation = secrets.token_hex(8)
+    leaves = Leaves(options.cgroups, incarnation)
     pool = ShimPool(
         options.shim,
         guard.lifeline,
         options.bounds.parked_shims,
+        leaves,
         poller=poller,
         log=log,
         is_stopping=lambda: guard.cause() is not None,
@@ -89,6 +95,8 @@ def _assemble(options: Options, guard: Guard, listener: Listener, log: Log) -> S
         poller=poller,
         pool=pool,
         spares=spares,
+        leaves=leaves,
+        incarnation=incarnation,
         launcher=Launcher(
             pool,
             spares,
@@ -133,6 +141,7 @@ async def _main(service: Service, options: Options, listener: Listener, words: _
         nursery.start_soon(_core, service, "accept", lambda: server.run(nursery))
         service.pool.refill()
         service.expire()
+        service.pool.end_stale_leaves()
         _say_ready(service, options, words)
         await _core(service, "guard", lambda: watch_guard(service))
         words.stopping()
@@ -171,6 +180,9 @@ def _say_ready(service: Service, options: Options, words: _Words) -> None:
         memory_limit_bytes=order.limit_bytes,
         protects_up_to_bytes=order.protects_up_to_bytes,
         cap_sys_resource=order.cap_sys_resource,
+        kill_leaves=service.leaves.kill,
+        memory_leaves=service.leaves.memory,
+        no_leaves=service.leaves.reason,
     )
     words.ready()
     _notify("READY=1")

@@ -20,6 +20,7 @@ from runnerd.protocol.answers import Exit, Limits, OomOrder
 from runnerd.protocol.errors import RequestError
 from runnerd.protocol.requests import LABELS_MAX, METHODS, ExecStart
 
+from .cgroup import Leaves
 from .counters import Counters
 from .guard import CAUSE_ERROR, CAUSE_STOP, Guard
 from .launcher import Launcher
@@ -50,6 +51,7 @@ class Service:
         poller: Descriptors and timers.
         pool: Shims.
         spares: Descriptors held back.
+        leaves: Cgroups of execs.
         launcher: Starts.
         reaper: Waits.
         oom_counter: The cgroup's counter.
@@ -72,6 +74,8 @@ class Service:
         poller: Poller,
         pool: ShimPool,
         spares: Spares,
+        leaves: Leaves,
+        incarnation: str,
         launcher: Launcher,
         reaper: Reaper,
         oom_counter: OomCounter,
@@ -87,6 +91,7 @@ class Service:
         self.poller = poller
         self.pool = pool
         self.spares = spares
+        self.leaves = leaves
         self.launcher = launcher
         self.reaper = reaper
         self.oom_order = oom_order
@@ -100,7 +105,7 @@ class Service:
         self.connections: set[Connection] = set()
         self.stdin_totals = StdinTotals(bounds)
         self.big_pipes = BigPipes()
-        self.incarnation = secrets.token_hex(8)
+        self.incarnation = incarnation
         self.version = runnerd.__version__
         self.features = sorted(METHODS)
         self.started_s = time.monotonic()

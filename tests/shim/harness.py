@@ -47,7 +47,6 @@ def job(
     no_new_privs: bool = False,
     ctty: bool = False,
     rlimits: tuple[tuple[int, int, int], ...] = (),
-    cgroup: bool = False,
 ) -> Job:
     return Job(
         argv=tuple(os.fsencode(word) for word in argv),
@@ -61,7 +60,6 @@ def job(
         no_new_privs=no_new_privs,
         ctty=ctty,
         rlimits=rlimits,
-        cgroup=cgroup,
     )
 
 

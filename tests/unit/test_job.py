@@ -33,7 +33,6 @@ JOBS = st.builds(
     rlimits=st.lists(
         st.tuples(st.integers(0, 15), *[st.integers(0, 2**64 - 1)] * 2), max_size=3
     ).map(tuple),
-    cgroup=st.booleans(),
 )
 
 
@@ -75,8 +74,7 @@ def unpack(content: bytes) -> Job:
         no_new_privs=bool(flags & 8),
         ctty=bool(flags & 16),
         rlimits=limits,
-        cgroup=bool(flags & 32),
-        no_capabilities=bool(flags & 64),
+        no_capabilities=bool(flags & 32),
     )
 
 
@@ -133,6 +131,5 @@ def test_the_shims_source_has_the_same_version_and_flags() -> None:
         "HAS_OOM_SCORE_ADJ": "2",
         "NO_NEW_PRIVS": "3",
         "CONTROLLING_TERMINAL": "4",
-        "HAS_CGROUP": "5",
-        "NO_CAPABILITIES": "6",
+        "NO_CAPABILITIES": "5",
     }
