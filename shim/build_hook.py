@@ -1,6 +1,6 @@
-"""Compile the shim and the guard, for a wheel, an editable install, or by hand.
+"""Compile the shim, the guard and the spool's writer: for a wheel, in place, or by hand.
 
-Both land in runnerd/_native/. The compiler is $CC or `cc` where it can link a static program, else
+All land in runnerd/_native/. The compiler is $CC or `cc` where it can link a static program, else
 `python -m ziglang cc`, a C compiler from the package index; then a machine needs no toolchain at
 all. By hand, for tests and scripts, without hatchling:
 
@@ -40,6 +40,7 @@ SHIM_DIR: Final = Path(__file__).resolve().parent
 NATIVE_DIR: Final = SHIM_DIR.parent / "runnerd" / "_native"
 SHIM_NAME: Final = "runnerd-shim"
 GUARD_NAME: Final = "guard.so"
+SPOOL_NAME: Final = "spool_io.so"
 TARGETS: Final = ("x86_64", "aarch64")
 ZIGLANG: Final = "ziglang>=0.13,<0.18"
 
@@ -51,7 +52,7 @@ MODES: Final = {
     "sanitize": ("-O1", "-g", "-fsanitize=address,undefined", "-fno-sanitize-recover=all"),
 }
 # No libc: neither its start-up files nor calls to it that a compiler would slip in.
-GUARD_FLAGS: Final = (
+LIBRARY_FLAGS: Final = (
     "-O2",
     "-shared",
     "-fPIC",
@@ -114,34 +115,35 @@ def find_compiler(target: str) -> list[str]:
 
 def build(
     out: Path, *, cc: list[str] | None = None, target: str | None = None, mode: str = "release"
-) -> tuple[Path, Path]:
-    """Compile both programs into a directory, unless they are there from the same sources.
+) -> tuple[Path, Path, Path]:
+    """Compile all into a directory, unless they are there from the same sources.
 
     Args:
         out: The directory, made if missing.
         cc: The compiler's command; None finds one.
         target: x86_64 or aarch64; None means machine().
-        mode: A key of MODES. The guard is the same in all.
+        mode: A key of MODES. The libraries are the same in all.
 
     Returns:
-        The paths of the shim and the guard.
+        The paths of the shim, the guard and the spool's library.
 
     Raises:
         BuildError: If there is no compiler, or it fails; its output is in the message.
     """
     target = target or machine()
     cc = cc or find_compiler(target)
-    shim, guard = out / SHIM_NAME, out / GUARD_NAME
+    shim, guard, spool = out / SHIM_NAME, out / GUARD_NAME, out / SPOOL_NAME
     stamp, digest = out / ".built-from", _digest([*cc, target, mode])
     fresh = stamp.is_file() and stamp.read_text(encoding="ascii") == digest
-    if fresh and shim.is_file() and guard.is_file():
-        return shim, guard
+    if fresh and all(each.is_file() for each in (shim, guard, spool)):
+        return shim, guard, spool
     out.mkdir(parents=True, exist_ok=True)
     stamp.unlink(missing_ok=True)
     _compile([*cc, *STRICT, *MODES[mode], str(SHIM_DIR / "runnerd_shim.c")], shim)
-    _compile([*cc, *STRICT, *GUARD_FLAGS, str(SHIM_DIR / "guard.c")], guard)
+    _compile([*cc, *STRICT, *LIBRARY_FLAGS, str(SHIM_DIR / "guard.c")], guard)
+    _compile([*cc, *STRICT, *LIBRARY_FLAGS, str(SHIM_DIR / "spool_io.c")], spool)
     stamp.write_text(digest, encoding="ascii")
-    return shim, guard
+    return shim, guard, spool
 
 
 def _digest(words: list[str]) -> str:
@@ -186,7 +188,7 @@ class NativeBuildHook(HookInterface):
 
 def main() -> int:
     """Build by hand."""
-    parser = argparse.ArgumentParser(description="compile runnerd-shim and guard.so")
+    parser = argparse.ArgumentParser(description="compile runnerd-shim, guard.so and spool_io.so")
     parser.add_argument("--out", type=Path, default=NATIVE_DIR, metavar="DIR")
     parser.add_argument("--cc", type=shlex.split, metavar="COMMAND")
     parser.add_argument("--target", choices=TARGETS)

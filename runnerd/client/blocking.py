@@ -124,6 +124,7 @@ def connect(
     *,
     client: str = f"runnerd.client/{__version__}",
     incarnation: str | None = None,
+    fence: int | Literal["current"] | None = None,
     encoding: Encoding = Encoding.MSGPACK,
     timeout_s: float = 10.0,
 ) -> Client:
@@ -134,6 +135,7 @@ def connect(
             exists, else $XDG_RUNTIME_DIR/runnerd/runnerd.sock.
         client: Who is calling, for the daemon's log; at most 256 characters.
         incarnation: The daemon start expected; another one refuses before any effect.
+        fence: The owner's; see Hello.
         encoding: MessagePack, or JSON for a look at the wire.
         timeout_s: The most to wait for the daemon's hello, in seconds.
 
@@ -144,7 +146,7 @@ def connect(
     """
     connected = Client(open_socket(path, timeout_s), encoding)
     try:
-        connected.greet(client, incarnation, timeout_s)
+        connected.greet(client, incarnation, timeout_s, fence)
     except BaseException:
         connected.close()
         raise
@@ -507,9 +509,17 @@ class Client:
 
     # Inner workings
 
-    def greet(self, client: str, incarnation: str | None, timeout_s: float) -> None:
+    def greet(
+        self,
+        client: str,
+        incarnation: str | None,
+        timeout_s: float,
+        fence: int | Literal["current"] | None = None,
+    ) -> None:
         """Say hello; connect() does."""
-        params = Hello(protocol=[*PROTOCOL_VERSIONS], client=client, incarnation=incarnation)
+        params = Hello(
+            protocol=[*PROTOCOL_VERSIONS], client=client, incarnation=incarnation, fence=fence
+        )
         self.hello = self._ask("hello", params, HelloAnswer, timeout_s)
 
     def _ask(

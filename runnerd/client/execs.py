@@ -193,7 +193,7 @@ class Exec:
             ClientTimeout: If there was no room for all of it in time; what was taken, was.
         """
         if self._stdin_bytes is None:
-            self._stdin_bytes = self.inspect().stdin_accepted_bytes
+            self._stdin_bytes = self.inspect().stdin_accepted_bytes or 0
         deadline_s = deadline(timeout_s)
         feeder = StdinFeeder(self.exec_id, self._stdin_bytes)
         feeder.offer(data)

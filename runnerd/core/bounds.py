@@ -30,11 +30,14 @@ KILL_ROUNDS_S: Final = 1.0
 STOP_DEADLINE_S: Final = 2.0
 STOP_GRACE_S: Final = 1.5
 STOP_FLUSH_S: Final = 1.8
+NAMES_MAX: Final = 64  # of one exec's readers; of 128 characters they cost 27 kB
 UNACKED_RECORDS_MAX: Final = 16384  # of one subscription with a window: 2 MB of bookkeeping
 TOMBSTONE_S: Final = 900.0
 TOMBSTONES_MAX: Final = 4096
 HEARTBEAT_S: Final = 5.0
+DISK_HUNG_S: Final = 5.0  # one read or write in flight for longer: the disk does not answer
 JOURNAL_WAIT_S: Final = 0.05  # a start waits for the journal at most this long
+FENCE_WAIT_S: Final = 1.0  # and so does a hello with a new fence: rare, and worse to forget
 
 
 class Bounds(msgspec.Struct, frozen=True, kw_only=True):

@@ -16,8 +16,10 @@ from runnerd.protocol.answers import Closed, Exit, Phases, Reason, Receipt, Stre
 from runnerd.protocol.requests import ExecStart
 
 from .bounds import DRAIN_S
+from .digest import Content
 from .flow import Gate
 from .life import LIVE, Event, State, after
+from .names import Names
 from .oom import SIGKILL, oom_verdict
 from .stdin import StdinQueue
 from .transcript import TailBudget, Transcript
@@ -97,6 +99,10 @@ class Exec:
         budget: The transcripts' budget.
         oom_kills: The cgroup's counter now, or None.
         alone: Whether no other exec is live.
+
+    Attributes:
+        content: What makes its start repeatable; None without a nonce.
+        journaled: Whether the journal had it before the command ran.
     """
 
     def __init__(
@@ -114,6 +120,8 @@ class Exec:
     ) -> None:
         self.exec_id = exec_id
         self.number = number
+        self.content: Content | None = None
+        self.journaled = False
         self._argv = "\0".join(shown_argv(params.argv)).encode()
         self.cwd = cwd
         self.user = params.user
@@ -136,10 +144,13 @@ class Exec:
         self.discarded_bytes = 0
         self.closed_s: float | None = None
         self.phases = Phases()
-        self.transcript = Transcript(budget, sha256=params.sha256)
+        self.transcript = Transcript(budget, sha256=params.sha256, exec_id=exec_id)
         self.stdin = StdinQueue() if params.stdin == "pipe" else None
         flow = params.flow or ("drop" if params.attach is None else "block")
-        self.gate = Gate(flow, params.hold_s, now_s)
+        # Of the start that attaches itself: it may be lost before its answer, and come back.
+        subscriber = None if params.attach is None else params.attach.subscriber
+        self.gate = Gate(flow, params.hold_s, now_s, subscriber)
+        self.names = Names(self.gate)
         self._budget = budget
         self._leftovers = params.leftovers
         self._deadline_s = params.deadline_s
@@ -150,6 +161,16 @@ class Exec:
         self._alone = alone
         self._own_oom_kills: int | None = None
         budget.add(self.transcript)
+
+    @property
+    def nonce(self) -> str | None:
+        """The nonce of its start."""
+        return None if self.content is None else self.content.nonce
+
+    @property
+    def digest(self) -> bytes | None:
+        """The digest of its start's content; None without a nonce."""
+        return None if self.content is None else self.content.digest
 
     @property
     def argv(self) -> list[str]:

@@ -6,7 +6,9 @@ closed and gaps ignore the window.
 
 A Gate decides whether an exec's pipes may be read. Under `drop` always. Under `block` the
 daemon stops reading before anything would have to be dropped that the blocking subscriber has
-not been sent and, with a window, acknowledged.
+not been sent and, with a window, acknowledged. A reader with a name comes back: the wait is kept
+for that name alone, and without a window what the daemon has written counts only once the peer
+has read it from its socket.
 """
 
 from __future__ import annotations
@@ -17,7 +19,8 @@ from typing import Final, Literal, NamedTuple
 from runnerd.protocol.errors import RequestError
 
 from .bounds import CHUNK_BYTES, RECORD_COST_BYTES, UNACKED_RECORDS_MAX
-from .transcript import STREAMS, Record, StreamName, Transcript
+from .spool import HEADER, Block, Record
+from .transcript import STREAMS, StreamName, Transcript
 
 _TAIL_RECORDS: Final = 4
 
@@ -56,6 +59,11 @@ class Subscription:
         streams: Which streams it is sent.
         after: The sequence it has, or "tail".
         window_bytes: The most output sent and not acknowledged, or None.
+        subscriber: The name under which this reader comes back, or None.
+
+    Attributes:
+        over: Whether nothing more is sent: `closed` was, or a newer one took its place.
+        quiet_since_s: When something was last sent; the edges set it.
 
     Raises:
         RequestError: cursor_invalid where `after` lies beyond the last record.
@@ -69,6 +77,7 @@ class Subscription:
         streams: list[StreamName],
         after: int | Literal["tail"] = 0,
         window_bytes: int | None = None,
+        subscriber: str | None = None,
     ) -> None:
         last = transcript.last_seq
         if isinstance(after, int) and after > last:
@@ -77,19 +86,25 @@ class Subscription:
             )
         self.number = number
         self.transcript = transcript
+        self.subscriber = subscriber
         self.over = False
+        self.quiet_since_s = 0.0
         self.cursor_seq = last if after == "tail" else after
         self._streams = frozenset(STREAMS.index(stream) for stream in streams)
         self._window_bytes = window_bytes
+        self._needs_acks = window_bytes is not None
         self._unacked: deque[tuple[int, int]] = deque()
         self._unacked_bytes = 0
+        self._block: Block | None = None  # where on disk it reads, and how far it got there
+        self._position = 0
+        self._refused_size = 0  # of the record the window had no room for
         self._offsets = self._known_offsets()
 
     def _known_offsets(self) -> list[int | None]:
         if self.cursor_seq == 0:
             return [0, 0]
-        if self.cursor_seq + 1 < self.transcript.first_seq:
-            return [None, None]
+        if self.cursor_seq + 1 < self.transcript.mem_first_seq:
+            return [None, None]  # lost, or on disk: known once its block is read
         offsets: list[int | None] = list(self.transcript.total_bytes)
         seen: set[int] = set()
         seq = self.cursor_seq
@@ -112,8 +127,11 @@ class Subscription:
         """
         return self._unacked[0][0] - 1 if self._unacked else self.cursor_seq
 
-    def next_item(self) -> Record | Gap | Terminal | None:
-        """Hand out what comes next, or None where there is nothing or the window is full."""
+    def next_item(self) -> Record | Gap | Terminal | Block | None:
+        """Hand out what comes next, or None where there is nothing or the window is full.
+
+        A block is no item: it has to be read from disk first; then ask again.
+        """
         transcript = self.transcript
         while self.cursor_seq < transcript.last_output_seq:
             if self.cursor_seq + 1 < transcript.first_seq:
@@ -121,28 +139,61 @@ class Subscription:
                 if gap is not None:
                     return gap
                 continue
-            record = transcript.record_after(self.cursor_seq)
-            assert record is not None
+            record = self._next_record()
+            if not isinstance(record, Record):
+                return record
             if record.stream not in self._streams:
                 self.cursor_seq = record.seq
-                continue
-            if not self._fits(len(record.data)):
+            elif self._fits(len(record.data)):
+                return self._hand_out(record)
+            else:
+                self._refused_size = len(record.data)
                 return None
-            self.cursor_seq = record.seq
-            self._offsets[record.stream] = record.offset + len(record.data)
-            if self._window_bytes is not None:
-                self._unacked.append((record.seq, len(record.data)))
-                self._unacked_bytes += len(record.data)
-            return record
         return self._next_terminal()
+
+    def _hand_out(self, record: Record) -> Record:
+        self._refused_size = 0
+        self.cursor_seq = record.seq
+        self._offsets[record.stream] = record.offset + len(record.data)
+        if self._needs_acks:
+            self._unacked.append((record.seq, len(record.data)))
+            self._unacked_bytes += len(record.data)
+        return record
+
+    def _next_record(self) -> Record | Block | None:
+        """Return the record after the cursor, or the block it is in where that has to be read."""
+        transcript = self.transcript
+        if self.cursor_seq + 1 >= transcript.mem_first_seq:
+            return transcript.record_after(self.cursor_seq)
+        if not self._fits(self._refused_size):
+            return None  # nothing is read from disk for a window that is still shut
+        block = transcript.spool.block_with(self.cursor_seq + 1)
+        data = block.data
+        if data is None:
+            return block
+        if self._block is not block:
+            self._block, self._position = block, 0
+            known = zip(self._offsets, block.start_offsets, strict=True)
+            self._offsets = [start if offset is None else offset for offset, start in known]
+        while self._position < len(data):
+            seq, offset, size, stream = HEADER.unpack_from(data, self._position)
+            begin = self._position + HEADER.size
+            if seq > self.cursor_seq:
+                assert seq == self.cursor_seq + 1, "a block with a hole"
+                return Record(seq, stream, offset, data[begin : begin + size], 0)
+            self._position = begin + size
+            self._offsets[stream] = offset + size
+        return block  # read before this record was added to it
 
     def _fits(self, size: int) -> bool:
         # A window smaller than one chunk still lets one through, or it would stall for good. A
         # huge one of tiny records is bounded by their number: each costs memory here.
         window = self._window_bytes
+        if window is None:
+            return True
         if len(self._unacked) >= UNACKED_RECORDS_MAX:
             return False
-        return window is None or not self._unacked_bytes or self._unacked_bytes + size <= window
+        return not self._unacked_bytes or self._unacked_bytes + size <= window
 
     def _pass_gap(self) -> Gap | None:
         transcript = self.transcript
@@ -169,6 +220,15 @@ class Subscription:
             return Terminal("closed", transcript.closed_seq)
         return None
 
+    @property
+    def counts_arrivals(self) -> bool:
+        """Whether the edges are to acknowledge for it what its peer has read; see Gate."""
+        return self._needs_acks and self._window_bytes is None
+
+    def count_arrivals(self) -> None:
+        """From now on what is sent counts as needed until it is acknowledged, window or not."""
+        self._needs_acks = True
+
     def ack(self, seq: int) -> None:
         """Take an acknowledgement, cumulative; a lower one than before changes nothing.
 
@@ -190,29 +250,52 @@ class Gate:
         flow: block or drop.
         hold_s: How long a lost blocking subscriber is waited for.
         now_s: Monotonic; a blocking exec nobody is attached to yet is held from here on.
+        subscriber: The name that is waited for from the start; None = whoever comes first.
+
+    Attributes:
+        holder: The subscription the command waits for, None while that is lost or yet to come.
+        subscriber: The only name that may take the wait over, or None: anybody may.
+        spills: Whether what the subscriber has not taken may go beyond memory, onto the disk. A
+            reader that takes what comes is served from memory, at the pace of a pipe; one that
+            is lost, or takes nothing for a moment, does not hold the command while there is room.
     """
 
-    def __init__(self, flow: Literal["block", "drop"], hold_s: float, now_s: float) -> None:
+    def __init__(
+        self,
+        flow: Literal["block", "drop"],
+        hold_s: float,
+        now_s: float,
+        subscriber: str | None = None,
+    ) -> None:
         self.flow = flow
+        self.subscriber = subscriber if flow == "block" else None
         self.holder: Subscription | None = None
         self._hold_s = hold_s
         self._lost_seq = 0
+        self.spills = False
         self.held_until_s: float | None = now_s + hold_s if flow == "block" else None
 
     def taken_by(self, subscription: Subscription) -> None:
-        """Make a subscription the one the command waits for."""
-        if self.flow == "block" and self.holder is None:
+        """Make a subscription the one the command waits for, if the wait is free and its own."""
+        name = self.subscriber
+        if self.flow == "block" and self.holder is None and name in (None, subscription.subscriber):
             self.holder = subscription
+            self.subscriber = subscription.subscriber
             self.held_until_s = None
+            if subscription.subscriber is not None:
+                subscription.count_arrivals()
             # At once: it may stand further back than the one before it, and another exec's
             # output can make this transcript shrink before its own pipes are read again.
-            subscription.transcript.protected_seq = subscription.released_seq
+            position, transcript = subscription.released_seq, subscription.transcript
+            transcript.protected_seq = position
+            self.spills = position + 1 < transcript.mem_first_seq
 
     def lost(self, subscription: Subscription, now_s: float) -> None:
         """Its connection is gone: hold the wait for a while."""
         if subscription is self.holder:
             self._lost_seq = subscription.released_seq
             self.holder = None
+            self.spills = True
             self.held_until_s = now_s + self._hold_s
 
     def left(self, subscription: Subscription) -> None:
@@ -223,8 +306,13 @@ class Gate:
     def open_for_good(self) -> None:
         """From now on it is `drop`."""
         self.flow = "drop"
-        self.holder = None
+        self.holder = self.subscriber = None
         self.held_until_s = None
+
+    @property
+    def position(self) -> int:
+        """Up to where the subscriber has taken everything."""
+        return self._lost_seq if self.holder is None else self.holder.released_seq
 
     def may_read(self, transcript: Transcript, tail_bytes: int) -> bool:
         """Say whether one more chunk can be taken without dropping what is waited for.
@@ -236,9 +324,10 @@ class Gate:
         if self.flow == "drop":
             transcript.protected_seq = None
             return True
-        holder = self.holder
-        position = self._lost_seq if holder is None else holder.released_seq
-        transcript.protected_seq = position
-        waiting = transcript.end_cost - transcript.cost_up_to(position)
-        record_cost_max = chunk_bytes(tail_bytes) + RECORD_COST_BYTES
-        return not waiting or waiting + record_cost_max <= tail_bytes
+        transcript.protected_seq = position = self.position
+        cost_max = chunk_bytes(tail_bytes) + RECORD_COST_BYTES
+        if transcript.fits_tail(position, cost_max, tail_bytes):
+            self.spills = False
+        elif not self.spills:
+            return False
+        return transcript.may_grow(position, cost_max, tail_bytes)

@@ -1,22 +1,22 @@
 """What stays known of an exec once its record has gone, or its daemon. No I/O.
 
-A Past is kept packed: 16,384 of them are a few megabytes as bytes, and ten times that as objects.
-The journal keeps the same bytes, so that what one incarnation knew the next one answers.
+A Past is kept packed, without the names of its fields: about 310 bytes instead of 680, so that
+16,384 markers are 9 MB with their index. The journal keeps the same bytes: what one incarnation
+knew the next one answers. Whoever adds a field, to Past or to anything in it, adds it last and
+with a default.
 """
 
 from __future__ import annotations
 
-from typing import Final
+from typing import Any, Final
 
 import msgspec
 
-from runnerd.protocol.answers import Closed, Exit, TranscriptState
+from runnerd.protocol.answers import Closed, Exit, Oom, Phases, StreamCount, TranscriptState
 
 
-class Past(msgspec.Struct, array_like=True, kw_only=True):
+class Past(msgspec.Struct, kw_only=True):
     """An exec that is over, as far as it is known.
-
-    Fields are positional when packed: new ones go last, with a default.
 
     Attributes:
         exec_id: The exec.
@@ -55,18 +55,40 @@ class Past(msgspec.Struct, array_like=True, kw_only=True):
     labels: dict[str, str] | None = None
 
     @property
+    def is_record(self) -> bool:
+        """Whether more than the marker is kept."""
+        return self.argv is not None
+
+    @property
     def is_lost(self) -> bool:
         """Whether nobody saw its end."""
         return self.exit is None
 
 
+def _positional(kind: type[msgspec.Struct], **nested: Any) -> Any:
+    """Return a twin of a struct that is packed without the names of its fields."""
+    fields = [
+        (field.name, nested.get(field.name, field.type))
+        if field.required
+        else (field.name, nested.get(field.name, field.type), field.default)
+        for field in msgspec.structs.fields(kind)
+    ]
+    return msgspec.defstruct(f"_{kind.__name__}Row", fields, array_like=True, kw_only=True)
+
+
+_COUNT: Final = _positional(StreamCount)
+_EXIT: Final = _positional(
+    Exit, oom=_positional(Oom), phases=_positional(Phases), stdout=_COUNT, stderr=_COUNT
+)
+_PAST: Final = _positional(Past, exit=_EXIT | None, closed=_positional(Closed) | None)
 _ENCODER: Final = msgspec.msgpack.Encoder()
-_DECODER: Final = msgspec.msgpack.Decoder(Past)
+_DECODER: Final = msgspec.msgpack.Decoder(_PAST)
 
 
 def pack_past(past: Past) -> bytes:
     """Return it as bytes."""
-    return _ENCODER.encode(past)
+    # Copied: what the encoder returns may sit in a block a third larger than it needs.
+    return bytes(bytearray(_ENCODER.encode(msgspec.convert(past, _PAST, from_attributes=True))))
 
 
 def unpack_past(packed: bytes) -> Past:
@@ -75,4 +97,4 @@ def unpack_past(packed: bytes) -> Past:
     Raises:
         msgspec.DecodeError: If it is not that.
     """
-    return _DECODER.decode(packed)
+    return msgspec.convert(_DECODER.decode(packed), Past, from_attributes=True)

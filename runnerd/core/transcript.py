@@ -9,35 +9,35 @@ Rule 3: bytes are counted so that total = kept + dropped holds to the byte, at e
 What is dropped is always the oldest. `protected_seq` holds back the dropping: nothing after it
 goes, since a blocking subscriber has not taken it; whoever sets it stops the reading in time
 (core/flow.py), so that it cannot make a transcript grow without end.
+
+Memory holds the newest records, the spool (core/spool.py) an older run that overlaps with them or
+ends where they begin: what is kept is one run up to the newest. While the spool is on, memory
+lets go only of what is written; what is not is handed over in batches. A disk that fails or lags
+costs what was on it and nothing else: from then on it is as if there had been no spool.
 """
 
 from __future__ import annotations
 
 import hashlib
-from typing import Final, Literal, NamedTuple
+from collections.abc import Callable
+from typing import Final, Literal
 
 from .bounds import RECORD_COST_BYTES, Bounds
+from .spool import (
+    BATCH_BYTES,
+    HEADER,
+    LAGS_MAX,
+    SLOT_BYTES,
+    Batch,
+    Block,
+    Piece,
+    Record,
+    Slots,
+    Spool,
+)
 
 StreamName = Literal["stdout", "stderr"]
 STREAMS: Final[tuple[StreamName, StreamName]] = ("stdout", "stderr")
-
-
-class Record(NamedTuple):
-    """One chunk of output.
-
-    Attributes:
-        seq: Its number, from 1.
-        stream: 0 = stdout, 1 = stderr.
-        offset: Where it begins in its stream, in bytes.
-        data: 1 to 64 KiB.
-        end_cost: What all records up to and with this one cost, in bytes.
-    """
-
-    seq: int
-    stream: int
-    offset: int
-    data: bytes
-    end_cost: int
 
 
 class Transcript:
@@ -46,20 +46,31 @@ class Transcript:
     Args:
         budget: The budget it belongs to.
         sha256: Whether to hash each stream.
+        exec_id: Whose it is, for the log.
+
+    Attributes:
+        first_seq: The oldest record kept, in memory or on disk.
+        mem_first_seq: The oldest one in memory.
+        dropped_bytes: Where each stream's kept part begins: all dropped bytes lie before it.
+        spool: What is on disk.
+        on_room: Called when the pipes may be readable again, or readers be told of a gap.
     """
 
-    def __init__(self, budget: TailBudget, *, sha256: bool = False) -> None:
+    def __init__(self, budget: TailBudget, *, sha256: bool = False, exec_id: str = "") -> None:
+        self.exec_id = exec_id
+        self.spool = Spool(budget.slots)
+        self.on_room: Callable[[], None] = _nobody
         self._budget = budget
         self._records: list[Record] = []
-        self._head = 0  # index of the oldest record kept; the list is compacted now and then
-        self._evicted = False
-        self.first_seq = 1
+        self._head = 0  # index of the oldest record in memory; the list is compacted now and then
+        self.first_seq = self.mem_first_seq = 1
         self.last_seq = 0
         self.last_output_seq = 0
         self.exited_seq = 0
         self.closed_seq = 0
         self.total_bytes = [0, 0]
         self.dropped_bytes = [0, 0]
+        self._mem_offsets = [0, 0]
         self.end_cost = 0
         self.start_cost = 0
         self.protected_seq: int | None = None
@@ -67,13 +78,13 @@ class Transcript:
 
     @property
     def cost(self) -> int:
-        """What is kept costs this many bytes of memory."""
+        """What is kept in memory costs this many bytes."""
         return self.end_cost - self.start_cost
 
     @property
     def state(self) -> Literal["kept", "partial", "evicted"]:
         """Whether all output is kept, some, or none because the space was needed."""
-        if self._evicted:
+        if self.last_output_seq and self.first_seq > self.last_output_seq:
             return "evicted"
         return "partial" if self.first_seq > 1 else "kept"
 
@@ -116,15 +127,15 @@ class Transcript:
         return self.last_seq
 
     def record_after(self, seq: int) -> Record | None:
-        """Return the oldest kept record with a higher sequence, or None."""
-        at = self._head + max(0, seq + 1 - self.first_seq)
+        """Return the oldest record in memory with a higher sequence, or None."""
+        at = self._head + max(0, seq + 1 - self.mem_first_seq)
         return self._records[at] if at < len(self._records) else None
 
     def cost_up_to(self, seq: int) -> int:
-        """Return what all records up to and with `seq` cost, kept or not."""
-        if seq < self.first_seq:
+        """Return what all records up to and with `seq` cost, in memory or not."""
+        if seq < self.mem_first_seq:
             return self.start_cost
-        at = self._head + seq - self.first_seq
+        at = self._head + seq - self.mem_first_seq
         return self._records[at].end_cost if at < len(self._records) else self.end_cost
 
     def first_offsets(self) -> tuple[int, int]:
@@ -135,36 +146,214 @@ class Transcript:
         """Return the hex digest of a whole stream so far, where asked for."""
         return None if self._hashes is None else self._hashes[stream].hexdigest()
 
+    def may_grow(self, taken_seq: int, cost: int, tail_bytes: int) -> bool:
+        """Say whether a record can be taken without dropping anything after `taken_seq`.
+
+        Args:
+            taken_seq: What is up to here may be dropped.
+            cost: What the record may cost.
+            tail_bytes: What the tail may cost now.
+        """
+        spool = self.spool
+        if spool.is_on:
+            unwritten = self.end_cost - max(spool.end_cost, self.cost_up_to(taken_seq))
+            return unwritten + cost <= pending_bytes(tail_bytes) and spool.has_room_after(taken_seq)
+        on_disk = bool(spool.blocks) and spool.last_seq > taken_seq
+        return not on_disk and self.fits_tail(taken_seq, cost, tail_bytes)
+
+    def fits_tail(self, taken_seq: int, cost: int, tail_bytes: int) -> bool:
+        """Say whether memory's tail can hold everything after `taken_seq` and a record more."""
+        waiting = self.end_cost - self.cost_up_to(taken_seq)
+        return not waiting or waiting + cost <= tail_bytes
+
+    # ------------------------------------------------------------------ dropping
+
     def trim(self, cost_max: int) -> int:
-        """Drop the oldest records until the rest costs at most `cost_max`.
+        """Let go of the oldest records in memory until the rest costs at most `cost_max`.
 
         Returns:
-            The cost freed. Less than asked where `protected_seq` forbids it.
+            The cost freed. Less than asked where `protected_seq` forbids it, or where the rest
+            is to be written first.
         """
         before = self.start_cost
-        limit = self.last_output_seq if self.protected_seq is None else self.protected_seq
         while self.cost > cost_max and self._head < len(self._records):
             record = self._records[self._head]
-            if record.seq > limit:
+            if not self._may_let_go(record.seq):
                 break
-            self.dropped_bytes[record.stream] += len(record.data)
+            self._mem_offsets[record.stream] = record.offset + len(record.data)
             self.start_cost = record.end_cost
-            self.first_seq = record.seq + 1
+            self.mem_first_seq = record.seq + 1
             self._records[self._head] = _DROPPED
             self._head += 1
         if self._head > 64 and self._head * 2 > len(self._records):
             del self._records[: self._head]
             self._head = 0
+        self._reckon()
         return self.start_cost - before
 
+    def _may_let_go(self, seq: int) -> bool:
+        spool = self.spool
+        written = seq <= spool.last_seq
+        if written and spool.blocks and spool.blocks[0].first_seq <= seq:
+            return True
+        if self.protected_seq is not None and seq > self.protected_seq:
+            return False
+        if written:
+            return True
+        # Not written and not going to be: what is on disk before it would leave a hole.
+        return not spool.is_on and (not spool.blocks or self.drop_blocks())
+
+    def _reckon(self) -> None:
+        blocks = self.spool.blocks
+        if blocks and blocks[0].first_seq < self.mem_first_seq:
+            self.first_seq = blocks[0].first_seq
+            self.dropped_bytes[:] = blocks[0].start_offsets
+        else:
+            self.first_seq = self.mem_first_seq
+            self.dropped_bytes[:] = self._mem_offsets
+
     def evict(self) -> int:
-        """Drop everything that nobody is waited for, for space; returns the cost freed."""
+        """Let go of everything that nobody is waited for, for space; returns the cost freed.
+
+        What is on disk stays there: memory is what is short.
+        """
         freed = self.trim(0)
-        self._evicted = self._evicted or (freed > 0 and not self.cost)
+        spool = self.spool
+        if self.cost and spool.is_on and not spool.blocks and spool.batch is None:
+            spool.state, spool.reason = "off", "evicted before anything was written"
+            freed += self.trim(0)
         return freed
+
+    # ------------------------------------------------------------------ the spool
+
+    @property
+    def slot_count(self) -> int:
+        """See Holder."""
+        return self.spool.slot_count
+
+    def _is_free(self, block: Block) -> bool:
+        return self.protected_seq is None or block.last_seq <= self.protected_seq
+
+    def drop_oldest_block(self) -> bool:
+        """See Holder."""
+        blocks = self.spool.blocks
+        if not blocks or not self._is_free(blocks[0]):
+            return False
+        self.spool.drop_first()
+        self._reckon()
+        return True
+
+    def drop_blocks(self) -> bool:
+        """See Holder."""
+        if not self.spool.blocks or not self._is_free(self.spool.blocks[-1]):
+            return False
+        self.spool.drop_all()
+        self._reckon()
+        return True
+
+    def wants_writing(self, tail_bytes: int) -> bool:
+        """Say whether there is enough for a batch, or the rest of what was begun."""
+        spool = self.spool
+        if not spool.is_on or spool.batch is not None:
+            return False
+        unwritten = self.end_cost - spool.end_cost
+        return unwritten > tail_bytes // 2 or (
+            unwritten > 0 and self.closed_seq > 0 and bool(spool.blocks)
+        )
+
+    def take_batch(self) -> Batch | None:
+        """Hand over the oldest records that are not written, about BATCH_BYTES at most.
+
+        Returns:
+            None where there is no room, because what is there is waited for.
+        """
+        spool = self.spool
+        assert spool.batch is None
+        batch = spool.batch = Batch()
+        piece = Piece(spool.blocks[-1]) if spool.blocks else None
+        offsets, size, seq = spool.end_offsets, 0, spool.last_seq
+        while size < BATCH_BYTES:
+            record = self.record_after(seq)
+            if record is None:
+                break
+            need = HEADER.size + len(record.data)
+            if piece is None or piece.end + need > SLOT_BYTES:
+                slot = spool.take_slot(self)
+                if slot is None:
+                    break
+                piece = Piece(Block(slot, record.seq, offsets))
+            if not piece.parts:
+                batch.pieces.append(piece)
+            piece.add(record)
+            offsets, seq, batch.end_cost = piece.end_offsets, record.seq, record.end_cost
+            size += need
+        if not batch.pieces:
+            spool.batch = None
+            if not spool.blocks:
+                self.degrade("the spool is full of what others wait for", is_readable=True)
+            return None
+        return batch
+
+    def written(self, batch: Batch, crcs: list[int]) -> None:
+        """A batch is on disk; one that was cancelled meanwhile changes nothing."""
+        if self.spool.batch is batch:
+            self.spool.written(batch, crcs)
+            self._budget.settle(self)
+            self.on_room()
+
+    def degrade(self, reason: str, *, is_readable: bool) -> None:
+        """Give the spool up for good.
+
+        Args:
+            reason: Why, as a clause.
+            is_readable: Whether what is on disk can still be read: then what somebody is waited
+                for stays until it was.
+        """
+        spool = self.spool
+        if spool.is_on:
+            spool.state, spool.reason = "degraded", reason
+            spool.cancel()
+            self._budget.on_degraded(self)
+        if is_readable:
+            self.drop_blocks()
+        else:
+            spool.drop_all()
+        self._reckon()
+        self._budget.settle(self)
+        self.on_room()
+
+    def lag(self, tail_bytes: int) -> None:
+        """The disk is too slow for it: begin anew from what the tail may keep, or give it up."""
+        spool = self.spool
+        spool.lags += 1
+        if spool.lags >= LAGS_MAX:
+            self.degrade("the disk is too slow", is_readable=True)
+            return
+        spool.cancel()
+        spool.state = "off"
+        self._budget.used_bytes -= self.trim(tail_bytes)
+        spool.state = "on"
+        if not spool.blocks:
+            spool.last_seq, spool.end_cost = self.mem_first_seq - 1, self.start_cost
+            spool.end_offsets = (self._mem_offsets[0], self._mem_offsets[1])
+
+    def remove(self) -> None:
+        """Its exec is forgotten."""
+        self.spool.remove(self)
+        self._reckon()
 
 
 _DROPPED: Final = Record(0, 0, 0, b"", 0)
+_PENDING_TAILS: Final = 16
+
+
+def pending_bytes(tail_bytes: int) -> int:
+    """Return how much not yet written a waiting command may have; 4 MiB for a full tail."""
+    return _PENDING_TAILS * tail_bytes
+
+
+def _nobody() -> None:
+    pass
 
 
 class TailBudget:
@@ -175,10 +364,20 @@ class TailBudget:
 
     Args:
         bounds: transcript_total_bytes_max, tail_bytes_max and tail_bytes_min are used.
+        slots: Where the spool's blocks lie, or None where there is no spool.
+
+    Attributes:
+        wanting: Transcripts with something to write, in order.
+        on_want: Called when one was added to them.
+        on_degraded: Called when a transcript's spool was given up.
     """
 
-    def __init__(self, bounds: Bounds) -> None:
+    def __init__(self, bounds: Bounds, slots: Slots | None = None) -> None:
         self._bounds = bounds
+        self.slots = slots
+        self.wanting: dict[Transcript, None] = {}
+        self.on_want: Callable[[], None] = _nobody
+        self.on_degraded: Callable[[Transcript], None] = lambda _transcript: None
         self._live: dict[Transcript, None] = {}
         self._finished: dict[Transcript, None] = {}
         self.used_bytes = 0
@@ -193,13 +392,17 @@ class TailBudget:
         """Its exec is closed: from now on it may be evicted, after the ones closed before it."""
         self._live.pop(transcript, None)
         self._finished[transcript] = None
+        transcript.spool.finish(transcript)
+        self.want(transcript)
         self._share()
 
     def remove(self, transcript: Transcript) -> None:
         """Its exec is forgotten."""
         self._live.pop(transcript, None)
         self._finished.pop(transcript, None)
+        self.wanting.pop(transcript, None)
         self.used_bytes -= transcript.cost
+        transcript.remove()
         self._share()
 
     def grew(self, transcript: Transcript, cost: int) -> None:
@@ -207,8 +410,29 @@ class TailBudget:
         self.used_bytes += cost
         if transcript.cost > self.tail_bytes:
             self.used_bytes -= transcript.trim(self.tail_bytes)
+        self.want(transcript)
         if self.used_bytes > self._bounds.transcript_total_bytes_max:
             self.relieve()
+        if transcript.spool.is_on and self._lags(transcript):
+            transcript.lag(self.tail_bytes)
+
+    def _lags(self, transcript: Transcript) -> bool:
+        total = self._bounds.transcript_total_bytes_max
+        return transcript.cost > self.tail_bytes and (
+            transcript.cost > total // 2 or self.used_bytes > total
+        )
+
+    def want(self, transcript: Transcript) -> None:
+        """Have a batch of it written, if there is one to write."""
+        if transcript not in self.wanting and transcript.wants_writing(self.tail_bytes):
+            self.wanting[transcript] = None
+            self.on_want()
+
+    def settle(self, transcript: Transcript) -> None:
+        """More of it may be let go of than before: something was written, or given up."""
+        if transcript in self._live or transcript in self._finished:
+            self.used_bytes -= transcript.trim(self.tail_bytes)
+            self.want(transcript)
 
     def _share(self) -> None:
         share = self._bounds.transcript_total_bytes_max // max(1, len(self._live))
@@ -226,3 +450,4 @@ class TailBudget:
             if self.used_bytes <= self._bounds.transcript_total_bytes_max:
                 return
             self.used_bytes -= transcript.trim(self.tail_bytes)
+            self.want(transcript)

@@ -9,6 +9,7 @@ from runnerd.protocol.requests import ExecAttach
 
 from .endings import ending, say
 from .passing import Passer, open_standard_streams
+from .reaching import where
 
 if TYPE_CHECKING:
     import argparse
@@ -42,7 +43,7 @@ def main(options: argparse.Namespace) -> int:
     """Run it."""
     open_standard_streams()
     params = ExecAttach(exec_id=options.exec_id, after="tail" if options.tail else options.after)
-    with connect(getattr(options, "socket", None), client="runnerctl attach") as client:
+    with connect(**where(options), client="runnerctl attach") as client:
         passer = Passer(client, owns=False, feeds=False)
         code = passer.follow("exec.attach", params)
     words = None if passer.exit is None or options.quiet else ending(passer.exit)

@@ -8,6 +8,7 @@ from runnerd.client.blocking import connect
 
 from .printing import print_json
 from .ps import short_exit
+from .reaching import where
 
 if TYPE_CHECKING:
     import argparse
@@ -43,7 +44,7 @@ def arguments(parser: argparse.ArgumentParser) -> None:
 
 def main(options: argparse.Namespace) -> int:
     """Run it."""
-    with connect(getattr(options, "socket", None), client="runnerctl cancel") as client:
+    with connect(**where(options), client="runnerctl cancel") as client:
         answer = client.cancel(options.exec_id, grace_s=options.grace, wait=not options.no_wait)
     if options.json:
         print_json(answer)

@@ -6,6 +6,8 @@ from typing import TYPE_CHECKING, Final
 
 from runnerd.client.blocking import connect
 
+from .reaching import where
+
 if TYPE_CHECKING:
     import argparse
 
@@ -26,7 +28,7 @@ def arguments(parser: argparse.ArgumentParser) -> None:
 def main(options: argparse.Namespace) -> int:
     """Run it."""
     name = f"runnerctl {options.command}"
-    with connect(getattr(options, "socket", None), client=name) as client:
+    with connect(**where(options), client=name) as client:
         if options.command == "drain":
             client.drain()
         else:

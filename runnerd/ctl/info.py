@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Final
 from runnerd.client.blocking import connect
 
 from .printing import duration, print_json, size, table
+from .reaching import where
 
 if TYPE_CHECKING:
     import argparse
@@ -28,7 +29,7 @@ def arguments(parser: argparse.ArgumentParser) -> None:
 
 def main(options: argparse.Namespace) -> int:
     """Run it."""
-    with connect(getattr(options, "socket", None), client="runnerctl info") as client:
+    with connect(**where(options), client="runnerctl info") as client:
         info = client.info()
     if options.json:
         print_json(info)
@@ -50,6 +51,9 @@ def summary(info: DaemonInfo) -> str:
         ("execs", f"{info.live_execs} live of at most {info.limits.live_execs}"),
         ("starts", f"{info.starts} so far, {info.parked_shims} shims parked"),
         ("connections", f"{info.connections}, with {info.subscriptions} subscriptions"),
+        ("state directory", info.state_directory or "none"),
+        ("journal", "yes" if info.journal else f"no: {info.journal_reason}"),
+        ("fence", "none" if info.fence is None else str(info.fence)),
         ("guard", info.guard),
         ("oom order", f"{order.verdict}: daemon {order.own_score}, commands {order.command_score}"),
         ("memory limit", "none" if order.limit_bytes is None else size(order.limit_bytes)),

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Final
 from runnerd.client.blocking import connect
 
 from .printing import print_json
+from .reaching import where
 
 if TYPE_CHECKING:
     import argparse
@@ -31,6 +32,6 @@ def arguments(parser: argparse.ArgumentParser) -> None:
 
 def main(options: argparse.Namespace) -> int:
     """Run it."""
-    with connect(getattr(options, "socket", None), client="runnerctl inspect") as client:
+    with connect(**where(options), client="runnerctl inspect") as client:
         print_json(client.inspect(options.exec_id, usage=options.usage))
     return 0

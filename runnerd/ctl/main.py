@@ -55,6 +55,11 @@ def build_parser(words: Sequence[str]) -> argparse.ArgumentParser:
         width = int(columns) if (columns := os.environ.get("COLUMNS", "")).isdigit() else 100
         return argparse.RawDescriptionHelpFormatter(prog, width=max(width, 40) - 2)
 
+    def fence(text: str) -> int | str:
+        if text == "current" or (text.isascii() and text.isdigit() and 0 < int(text) < 2**63):
+            return text if text == "current" else int(text)
+        raise argparse.ArgumentTypeError(f"'{text}' is neither a number above 0 nor `current`")
+
     common = Parser(add_help=False, formatter_class=formatter)
     common.add_argument(
         "--socket",
@@ -62,6 +67,14 @@ def build_parser(words: Sequence[str]) -> argparse.ArgumentParser:
         default=argparse.SUPPRESS,
         help="the daemon's socket (default: $RUNNERD_SOCKET, else /run/runnerd/runnerd.sock, "
         "else $XDG_RUNTIME_DIR/runnerd/runnerd.sock)",
+    )
+    common.add_argument(
+        "--fence",
+        metavar="N",
+        type=fence,
+        default=argparse.SUPPRESS,
+        help="the owner's fence, or `current` to act whoever the owner is (default: none, which "
+        "may only look once the sandbox has an owner)",
     )
     parser = Parser(
         prog="runnerctl",

@@ -6,6 +6,8 @@ from typing import TYPE_CHECKING, Final
 
 from runnerd.client.blocking import connect
 
+from .reaching import where
+
 if TYPE_CHECKING:
     import argparse
 
@@ -28,6 +30,6 @@ def arguments(parser: argparse.ArgumentParser) -> None:
 
 def main(options: argparse.Namespace) -> int:
     """Run it."""
-    with connect(getattr(options, "socket", None), client="runnerctl metrics") as client:
+    with connect(**where(options), client="runnerctl metrics") as client:
         print(client.metrics(options.format).text, end="")
     return 0

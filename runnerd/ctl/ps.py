@@ -9,6 +9,7 @@ from runnerd.client.errors import ClientError
 from runnerd.protocol.signals import signal_name
 
 from .printing import command_line, duration, print_json, table
+from .reaching import where
 
 if TYPE_CHECKING:
     import argparse
@@ -41,7 +42,7 @@ def main(options: argparse.Namespace) -> int:
         if not is_pair:
             raise ClientError(f"--label: '{text}' is not NAME=VALUE")
         labels[name] = value
-    with connect(getattr(options, "socket", None), client="runnerctl ps") as client:
+    with connect(**where(options), client="runnerctl ps") as client:
         execs = client.list_execs(labels=labels)
     if not options.all:
         execs = [each for each in execs if each.state != "closed"]
@@ -60,7 +61,7 @@ def row(info: ExecInfo) -> tuple[str, ...]:
         "-" if info.pid is None else str(info.pid),
         duration(info.age_s),
         "-" if info.exit is None else short_exit(info.exit),
-        command_line(info.argv),
+        "-" if info.argv is None else command_line(info.argv),
     )
 
 

@@ -12,6 +12,7 @@ from runnerd.protocol.requests import Attach, ExecStart
 
 from .endings import ending, say
 from .passing import Passer, open_standard_streams
+from .reaching import where
 
 if TYPE_CHECKING:
     import argparse
@@ -90,7 +91,7 @@ def main(options: argparse.Namespace) -> int:
     """Run it."""
     open_standard_streams()
     params = start_params(options)
-    with connect(getattr(options, "socket", None), client="runnerctl run") as client:
+    with connect(**where(options), client="runnerctl run") as client:
         if options.detach:
             answer = client.call("exec.start", params)
             if options.json:

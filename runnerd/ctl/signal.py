@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Final
 from runnerd.client.blocking import connect
 
 from .printing import print_json
+from .reaching import where
 
 if TYPE_CHECKING:
     import argparse
@@ -36,7 +37,7 @@ def arguments(parser: argparse.ArgumentParser) -> None:
 
 def main(options: argparse.Namespace) -> int:
     """Run it."""
-    with connect(getattr(options, "socket", None), client="runnerctl signal") as client:
+    with connect(**where(options), client="runnerctl signal") as client:
         answer = client.signal(options.exec_id, options.signal, to=options.to)
     if options.json:
         print_json(answer)

@@ -7,6 +7,8 @@ from typing import TYPE_CHECKING, Final
 from runnerd.client.blocking import CALL_TIMEOUT_S, connect
 from runnerd.client.errors import StreamLost
 
+from .reaching import where
+
 if TYPE_CHECKING:
     import argparse
 
@@ -27,7 +29,7 @@ def arguments(parser: argparse.ArgumentParser) -> None:
 
 def main(options: argparse.Namespace) -> int:
     """Run it."""
-    with connect(getattr(options, "socket", None), client="runnerctl stop") as client:
+    with connect(**where(options), client="runnerctl stop") as client:
         client.stop()
         try:
             while not options.no_wait:

@@ -8,6 +8,7 @@ from runnerd.client.blocking import connect
 
 from .endings import ending, exit_code, say
 from .printing import print_json
+from .reaching import where
 
 if TYPE_CHECKING:
     import argparse
@@ -41,7 +42,7 @@ def arguments(parser: argparse.ArgumentParser) -> None:
 
 def main(options: argparse.Namespace) -> int:
     """Run it."""
-    with connect(getattr(options, "socket", None), client="runnerctl wait") as client:
+    with connect(**where(options), client="runnerctl wait") as client:
         exit = client.wait(options.exec_id, until=options.until, timeout_s=options.timeout)
     if options.json:
         print_json(exit)

@@ -6,6 +6,7 @@ import contextlib
 import os
 import resource
 import signal
+import sys
 
 from .linux import PR_SET_CHILD_SUBREAPER, PR_SET_DUMPABLE, PR_SET_NAME, prctl, set_title
 
@@ -60,6 +61,10 @@ def take_process() -> bool:
     """
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)  # ignored, the kernel would reap for us
     signal.signal(signal.SIGPIPE, signal.SIG_IGN)
+    signal.signal(signal.SIGXFSZ, signal.SIG_IGN)  # a file size limit is an error, not our end
+    # The disk's thread has the GIL within this long of asking for it: with Python's own 5 ms a
+    # command that writes 1 GB/s is 16 MiB ahead of it after two turns.
+    sys.setswitchinterval(0.001)
     os.umask(0o022)
     os.chdir("/")  # the directory we were started in may go away
     with contextlib.suppress(OSError):

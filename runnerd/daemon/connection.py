@@ -7,7 +7,6 @@ output does.
 from __future__ import annotations
 
 import functools
-import select
 import socket
 import time
 from collections.abc import Callable
@@ -23,6 +22,7 @@ from runnerd.protocol.errors import RequestError
 from runnerd.protocol.framing import Encoding, FrameSplitter, FramingError
 
 from .access import Peer
+from .arrivals import has_hung_up
 from .effects import each_of
 from .ends import Cancelling, Waiting
 from .methods import dispatch
@@ -47,7 +47,8 @@ class Connection:
 
     Attributes:
         number: For the log.
-        is_open: Whether hello was answered.
+        is_open: Whether hello was accepted.
+        fence: What its hello brought, see core/fence.py; None = nothing.
         waiting: What of its requests is left with an exec, to be taken back when it goes.
     """
 
@@ -58,6 +59,7 @@ class Connection:
         self.peer = peer
         self.client: str | None = None
         self.is_open = False
+        self.fence: int | None = None
         self._service = service
         self._sock = sock
         self._outgoing = Outgoing(service, sock, self.number, self.close)
@@ -70,6 +72,7 @@ class Connection:
         self._next_subscription = 1
         self._closing = False
         self._has_frames = False
+        self._held: trio.Event | None = None
         self._scope = trio.CancelScope()
 
     # ------------------------------------------------------------------ life
@@ -86,9 +89,9 @@ class Connection:
             self._release()
 
     def _release(self) -> None:
-        self._sock.close()
         held = self._outgoing.closed()
-        self._service.counters.subscriptions -= len(held) + self._reserved
+        self._sock.close()
+        self._service.counters.subscriptions -= self._reserved
         self._reserved = 0
         each_of(
             *(waiting.abandon for waiting in list(self.waiting)),
@@ -103,6 +106,16 @@ class Connection:
         self._closing = True
         self._scope.cancel()
 
+    def hold(self) -> None:
+        """Take no further request until `release`."""
+        self._held = trio.Event()
+
+    def release(self) -> None:
+        """Go on with what came meanwhile."""
+        held, self._held = self._held, None
+        if held is not None:
+            held.set()
+
     async def _read_loop(self) -> None:
         with trio.CancelScope() as hello_scope:
             hello_scope.deadline = trio.current_time() + self._service.bounds.hello_s
@@ -113,6 +126,8 @@ class Connection:
                 self._splitter.feed(data)
                 self._has_frames = True
                 while self._has_frames and not self._closing:
+                    if self._held is not None:
+                        await self._held.wait()
                     self._service.poller.batch(self._take_frames)
                     if self.is_open:
                         hello_scope.deadline = float("inf")
@@ -136,7 +151,7 @@ class Connection:
     def _take_frames(self) -> None:
         # A turn, then others have theirs: one read may hold a thousand requests.
         until_s = time.monotonic() + _TURN_S
-        while not self._closing and time.monotonic() < until_s:
+        while not self._closing and self._held is None and time.monotonic() < until_s:
             try:
                 payload = self._splitter.next_frame()
             except FramingError as error:
@@ -235,8 +250,18 @@ class Connection:
 
     # ------------------------------------------------------------------ subscriptions
 
-    def subscribe(self, running: Running, make: Callable[[int], Subscription]) -> Subscription:
+    def subscribe(
+        self,
+        running: Running,
+        make: Callable[[int], Subscription],
+        generation: int | None,
+    ) -> Subscription:
         """Open a subscription; its answer must be sent before the writer's next turn.
+
+        Args:
+            running: The exec it reads.
+            make: Makes it, given its number on this connection.
+            generation: Of its name; checked before.
 
         Raises:
             RequestError: busy at the limit, or what `make` raises.
@@ -247,9 +272,8 @@ class Connection:
         finally:
             self.unreserve_subscription()
         self._next_subscription += 1
-        self._outgoing.subscriptions[subscription.number] = (subscription, running)
-        self._service.counters.subscriptions += 1
-        running.readers.add(subscription, self)
+        self._outgoing.open(subscription, running)
+        running.readers.add(subscription, self, generation)
         return subscription
 
     def reserve_subscription(self) -> None:
@@ -292,13 +316,16 @@ class Connection:
     def unsubscribe(self, number: int) -> None:
         """Close one, on purpose."""
         subscription, running = self.subscription(number)
-        del self._outgoing.subscriptions[number]
-        self._service.counters.subscriptions -= 1
+        self._outgoing.end(subscription)
         running.readers.remove(subscription, lost=False)
 
     def wake(self, subscription: Subscription) -> None:
         """See Subscriber: something may be there to be sent."""
         self._outgoing.wake(subscription)
+
+    def superseded(self, subscription: Subscription, generation: int | None) -> None:
+        """See Subscriber: a newer attach of the same name took its place."""
+        self._outgoing.superseded(subscription, generation)
 
     async def flushed(self) -> None:
         """Wait until everything for it has been written, or it is gone."""
@@ -309,9 +336,7 @@ class Connection:
         """See Subscriber: the peer closed its end, whether or not the reader has got there."""
         if self._closing or self.is_gone:
             return True
-        poll = select.poll()
-        poll.register(self._sock, select.POLLRDHUP)
-        return bool(poll.poll(0))
+        return has_hung_up(self._sock)
 
     @property
     def is_gone(self) -> bool:

@@ -32,6 +32,7 @@ class Counters:
 
     def __init__(self) -> None:
         self.started = 0
+        self.starts_unjournaled: Counter[str] = Counter()
         self.start_failures: Counter[str] = Counter()
         self.exited: Counter[str] = Counter()
         self.refusals: Counter[str] = Counter()
@@ -40,11 +41,13 @@ class Counters:
         self.dropped_bytes = 0
         self.survivors = 0
         self.shims_lost = 0
+        self.spool_degraded = 0
         self.oom_kills = 0
         self.connections_total = 0
         self.connections_stuck = 0
         self.connections = 0
         self.subscriptions = 0
+        self.superseded = 0
         self.accept_failures = 0
         self.signals_refused = 0
         self.start_duration = Histogram()

@@ -5,6 +5,8 @@ from __future__ import annotations
 import time
 
 from runnerd.core.life import State
+from runnerd.core.past import Past
+from runnerd.core.remembered import check_owner, lost
 from runnerd.protocol.answers import CancelAnswer, Exit
 from runnerd.protocol.errors import RequestError
 from runnerd.protocol.requests import ExecCancel, ExecWait
@@ -18,19 +20,34 @@ def cancel(call: Call, params: ExecCancel) -> None:
     service = call.service
     running = service.running.get(params.exec_id)
     if running is None:
-        if not params.tombstone:
-            raise RequestError("exec_unknown", f"there is no exec '{params.exec_id}'")
-        service.registry.bury(params.exec_id, time.monotonic())
-        call.answer(CancelAnswer(outcome="tombstoned"))
+        call.answer(_cancel_past(call, params))
         return
     its_exec = running.exec
+    check_owner(its_exec, params.if_nonce)
     if its_exec.state is State.CLOSED:
         call.answer(
             CancelAnswer(outcome="already_ended", receipt=its_exec.receipt, exit=its_exec.exit)
         )
         return
+    if its_exec.state is State.STARTING:
+        # The same start sent again must not run after its cancel was answered.
+        service.registry.bury(params.exec_id, time.monotonic(), if_nonce=params.if_nonce)
     running.end("cancelled", params.grace_s)
     Cancelling(call, running, wait=params.wait).check()
+
+
+def _cancel_past(call: Call, params: ExecCancel) -> CancelAnswer:
+    registry = call.service.registry
+    past = registry.past(params.exec_id)
+    if past is not None:
+        check_owner(past, params.if_nonce)
+        if past.is_lost:
+            raise lost(past)
+        return CancelAnswer(outcome="already_ended", exit=past.exit)
+    if not params.tombstone:
+        raise RequestError("exec_unknown", f"there is no exec '{params.exec_id}'")
+    registry.bury(params.exec_id, time.monotonic(), if_nonce=params.if_nonce)
+    return CancelAnswer(outcome="tombstoned")
 
 
 class Cancelling:
@@ -71,10 +88,13 @@ def _cancel_answer(running: Running, *, wait: bool) -> CancelAnswer | None:
 
 def wait(call: Call, params: ExecWait) -> None:
     """Wait for an exec's end."""
-    running = call.service.known(params.exec_id)
+    found = call.service.found(params.exec_id)
+    if isinstance(found, Past):
+        call.answer(found.exit or lost(found))
+        return
     if call.connection.is_gone:
         return  # it waited for the start, and its connection did not
-    waiting = Waiting(call, running, params)
+    waiting = Waiting(call, found, params)
     waiting.check()
 
 

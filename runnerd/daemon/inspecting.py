@@ -8,7 +8,8 @@ import time
 from typing import TYPE_CHECKING
 
 from runnerd.core.life import State
-from runnerd.protocol.answers import DaemonInfo, ExecInfo, Holder, Usage
+from runnerd.core.past import Past
+from runnerd.protocol.answers import DaemonInfo, ExecInfo, Holder, StartAnswer, Usage
 from runnerd.protocol.requests import PROTOCOL_VERSIONS
 
 from .linux import PR_GET_DUMPABLE, prctl
@@ -55,12 +56,53 @@ def exec_info(
         stdin_open=stdin is not None and stdin.is_open and not stdin.eof,
         subscriptions=len(running.readers),
         transcript=transcript.state,
+        spool=transcript.spool.state,
+        spool_reason=transcript.spool.reason,
         ending=its_exec.ending,
         survivors=its_exec.survivors,
         holders=_holders(running, members) if holders and lingers and members else [],
         exit=its_exec.exit,
         closed=its_exec.closed,
         usage=_usage(members) if usage and members is not None else None,
+    )
+
+
+def past_info(past: Past) -> ExecInfo:
+    """Describe an exec of which no more is known than how it ended, if that."""
+    return ExecInfo(
+        exec_id=past.exec_id,
+        state="closed",
+        argv=past.argv,
+        cwd=past.cwd,
+        user=past.user,
+        labels=past.labels or {},
+        pid=None,
+        incarnation=past.incarnation,
+        accepted=past.number,
+        accepted_at=past.accepted_at,
+        age_s=max(0.0, time.time() - past.accepted_at),
+        flow=None,
+        first_seq=None,
+        last_seq=None,
+        stdin_accepted_bytes=None,
+        stdin_open=False,
+        subscriptions=0,
+        transcript=past.transcript,
+        exit=past.exit,
+        closed=past.closed,
+    )
+
+
+def start_answer(past: Past) -> StartAnswer:
+    """Answer a start again whose exec is past: as the first time, but for the subscription."""
+    assert past.pid is not None
+    return StartAnswer(
+        exec_id=past.exec_id,
+        pid=past.pid,
+        created=False,
+        starts=past.number,
+        oom_score_adj=past.oom_score_adj,
+        journaled=past.journaled,
     )
 
 
@@ -127,6 +169,10 @@ def daemon_info(service: Service) -> DaemonInfo:
         subreaper=service.is_subreaper,
         dumpable=bool(prctl(PR_GET_DUMPABLE)),
         rss_bytes=own_rss_bytes(),
+        state_directory=service.state_path,
+        journal=service.journal.is_on,
+        journal_reason=service.journal.reason,
+        fence=service.fencing.fence.highest,
         starts=registry.starts,
         live_execs=registry.live_count,
         connections=counters.connections,
@@ -136,7 +182,9 @@ def daemon_info(service: Service) -> DaemonInfo:
         kill_leaves=service.leaves.kill,
         memory_leaves=service.leaves.memory,
         oom_order=service.oom_order,
+        spool_directory=service.spool.place.directory,
+        spool_reason=service.spool.place.reason,
         limits=service.limits,
         features=service.features,
-        warnings=service.warnings,
+        warnings=service.warnings_now(),
     )

@@ -73,30 +73,3 @@ def write_last_words(folder: Path, words: LastWords) -> str | None:
             fresh.unlink()
         return f"cannot write '{folder / NAME}': {error.strerror}"
     return None
-
-
-def state_folder(asked: str | None) -> tuple[Path | None, str | None]:
-    """Find or make the state directory.
-
-    Args:
-        asked: --state-dir, or None for /var/lib/runnerd, else $XDG_STATE_HOME/runnerd.
-
-    Returns:
-        The directory and None, or None and why there is none.
-    """
-    places = [asked] if asked else ["/var/lib/runnerd"]
-    home = os.environ.get("XDG_STATE_HOME")
-    if not asked and home:
-        places.append(f"{home}/runnerd")
-    reason = None
-    for place in places:
-        folder = Path(os.path.abspath(place))
-        try:
-            folder.mkdir(mode=0o700, exist_ok=True)
-        except OSError as error:
-            reason = f"no state directory: cannot make '{folder}': {error.strerror}"
-            continue
-        if folder.is_dir() and os.access(folder, os.W_OK | os.X_OK):
-            return folder, None
-        reason = f"no state directory: '{folder}' is not writable"
-    return None, reason

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import os
 import resource
 from collections.abc import Mapping
-from typing import Final
+from typing import Final, NamedTuple
 
 from runnerd.protocol.errors import RequestError
 from runnerd.protocol.job import Job, pack_job
@@ -40,6 +41,20 @@ _HINTS: Final = {
     ("exec", "E2BIG"): "pass less: by stdin, or in a file",
     ("cwd", "EACCES"): "the command's user must be allowed to enter it, and to reach it",
 }
+
+
+class Prepared(NamedTuple):
+    """What is made for a command before its process.
+
+    Attributes:
+        job: For the shim, packed.
+        pipes: The command's streams, both ends still open.
+        rescue: Whether it may use what is held back for one.
+    """
+
+    job: bytes
+    pipes: Pipes
+    rescue: bool
 
 
 class Launcher:
@@ -93,46 +108,49 @@ class Launcher:
             return None
         return asked
 
-    def launch(self, params: ExecStart) -> tuple[Shim, Pipes]:
-        """Hand a job to a shim; what becomes of it, the shim says.
+    def prepare(self, params: ExecStart) -> Prepared:
+        """Make all that a command needs but its process.
 
         With `admission: skip` it is a rescue: it may use what is held back for one.
 
-        Returns:
-            The shim, and our ends of the pipes.
-
         Raises:
-            RequestError: start_failed, with nothing left open or running.
+            RequestError: start_failed, with nothing left open.
         """
         if params.admission == "skip":
             with self._spares.lent():
-                return self._launch(params)
-        return self._launch(params)
+                return self._prepare(params)
+        return self._prepare(params)
 
-    def _launch(self, params: ExecStart) -> tuple[Shim, Pipes]:
+    def _prepare(self, params: ExecStart) -> Prepared:
         user = params.user or self._user
         account = None if user is None else find_account(user)
         job = pack_job(self._job(params, account))
         try:
-            pipes = Pipes(params, account)
+            return Prepared(job, Pipes(params, account), rescue=params.admission == "skip")
         except OSError as error:
             raise spawn_failed(error) from error
-        try:
-            shim = self._hand_over(pipes, job, rescue=params.admission == "skip")
-        except BaseException as error:
-            pipes.close()
-            if isinstance(error, OSError):
-                raise spawn_failed(error) from error
-            raise
-        pipes.given()
-        return shim, pipes
 
-    def _hand_over(self, pipes: Pipes, job: bytes, *, rescue: bool) -> Shim:
+    def launch(self, prepared: Prepared) -> Shim:
+        """Hand a job to a shim; what becomes of it, the shim says.
+
+        Raises:
+            RequestError: start_failed, with nothing left running; the pipes are the caller's.
+        """
+        try:
+            with self._spares.lent() if prepared.rescue else contextlib.nullcontext():
+                shim = self._hand_over(prepared)
+        except OSError as error:
+            raise spawn_failed(error) from error
+        prepared.pipes.given()
+        return shim
+
+    def _hand_over(self, prepared: Prepared) -> Shim:
+        rescue = prepared.rescue
         # A parked shim can be killed by a command of the same uid; the next one will do.
         for _ in range(self._pool.ready(rescue=rescue)):
             shim = self._pool.take(rescue=rescue)
             try:
-                _send_job(shim, pipes, job)
+                _send_job(shim, prepared)
             except (BrokenPipeError, ConnectionResetError):
                 shim.close()
                 shim.kill()
@@ -140,7 +158,7 @@ class Launcher:
                 return shim
         shim = self._pool.take(rescue=rescue)
         try:
-            _send_job(shim, pipes, job)
+            _send_job(shim, prepared)
         except (BrokenPipeError, ConnectionResetError):
             # At the pids limit it finds no room for the child, says so and leaves, perhaps before
             # it is sent a job. Its words are still to be read: they fail the start, as they do
@@ -198,13 +216,13 @@ def _joined(environment: Mapping[bytes, bytes | None]) -> tuple[bytes, ...]:
     )
 
 
-def _send_job(shim: Shim, pipes: Pipes, job: bytes) -> None:
+def _send_job(shim: Shim, prepared: Prepared) -> None:
     memfd = os.memfd_create("job", os.MFD_CLOEXEC)
     try:
-        rest = memoryview(job)
+        rest = memoryview(prepared.job)
         while rest:
             rest = rest[os.write(memfd, rest) :]
-        shim.send_job([*pipes.theirs, memfd])
+        shim.send_job([*prepared.pipes.theirs, memfd])
     finally:
         os.close(memfd)
 

@@ -13,6 +13,10 @@ PR_SET_CHILD_SUBREAPER: Final = 36
 SO_PEERPIDFD: Final = 77  # Linux 6.5; `socket` has no name for it up to 3.13
 CAP_SETUID: Final = 7
 CAP_SYS_RESOURCE: Final = 24
+_FALLOC_FL_KEEP_SIZE: Final = 1
+_FALLOC_FL_PUNCH_HOLE: Final = 2
+_TMPFS_MAGIC: Final = 0x01021994
+_RAMFS_MAGIC: Final = 0x858458F6
 
 _LIBC: Final = ctypes.CDLL(None, use_errno=True)
 
@@ -31,6 +35,35 @@ def prctl(option: int, argument: int | bytes = 0) -> int:
         number = ctypes.get_errno()
         raise OSError(number, os.strerror(number))
     return result
+
+
+def punch_hole(fd: int, at: int, size: int) -> None:
+    """Give back the space of a part of a file; it reads as zeros, and the length stays.
+
+    Raises:
+        OSError: As the call says; EOPNOTSUPP where the file system cannot.
+
+    Source: fallocate(2).
+    """
+    mode = _FALLOC_FL_KEEP_SIZE | _FALLOC_FL_PUNCH_HOLE
+    if _LIBC.fallocate(fd, mode, ctypes.c_int64(at), ctypes.c_int64(size)) < 0:
+        number = ctypes.get_errno()
+        raise OSError(number, os.strerror(number))
+
+
+def is_in_memory(fd: int) -> bool:
+    """Say whether a file's bytes are memory: it is on tmpfs or ramfs.
+
+    Raises:
+        OSError: As the call says.
+
+    Source: fstatfs(2); f_type is the first word.
+    """
+    found = (ctypes.c_long * 32)()
+    if _LIBC.fstatfs(fd, found) < 0:
+        number = ctypes.get_errno()
+        raise OSError(number, os.strerror(number))
+    return found[0] & 0xFFFFFFFF in (_TMPFS_MAGIC, _RAMFS_MAGIC)
 
 
 def has_capability(number: int) -> bool:

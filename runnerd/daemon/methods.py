@@ -10,7 +10,9 @@ import functools
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, Final
 
-from runnerd.core.flow import Subscription
+from runnerd.core.fence import changes
+from runnerd.core.past import Past
+from runnerd.core.remembered import no_output, over
 from runnerd.protocol.answers import (
     AttachAnswer,
     Empty,
@@ -30,6 +32,7 @@ from runnerd.protocol.requests import (
     ExecAck,
     ExecAttach,
     ExecDetach,
+    ExecForget,
     ExecInspect,
     ExecList,
     ExecSignal,
@@ -40,9 +43,10 @@ from runnerd.protocol.requests import (
     Params,
 )
 
+from .attaching import subscribe
 from .calls import Call
 from .ends import cancel, wait
-from .inspecting import daemon_info, exec_info
+from .inspecting import daemon_info, exec_info, past_info, start_answer
 from .metrics import exposition
 from .running import Running
 
@@ -69,6 +73,8 @@ def dispatch(service: Service, connection: Connection, codec: Codec, request: Re
     params = codec.params(request.params, kind)
     if request.id is None and request.method != "exec.ack":
         raise RequestError("invalid_request", "only exec.ack may be sent without an id")
+    if changes(request.method, getattr(params, "subscriber", None)):
+        service.fencing.fence.check(connection.fence)
     _serve(Call(service, connection, request.id, request.method), params)
 
 
@@ -97,18 +103,32 @@ def _hello(call: Call, params: Hello) -> None:
             "incarnation_changed",
             f"this is incarnation {service.incarnation}, not {params.incarnation}",
         )
-    call.connection.is_open = True
-    call.connection.client = params.client
-    call.answer(
-        HelloAnswer(
-            protocol=spoken[0],
-            incarnation=service.incarnation,
-            version=service.version,
-            features=service.features,
-            limits=service.limits,
-            starts=service.registry.starts,
+    connection = call.connection
+    connection.is_open = True
+    connection.client = params.client
+    connection.hold()  # what comes behind the hello of a new owner waits until that is durable
+
+    @call.later
+    def durable(is_durable: bool) -> None:  # noqa: FBT001 - an answer, not a mode
+        connection.release()
+        call.answer(
+            HelloAnswer(
+                protocol=spoken[0],
+                incarnation=service.incarnation,
+                version=service.version,
+                features=service.features,
+                limits=service.limits,
+                starts=service.registry.starts,
+                fence=service.fencing.fence.highest,
+                journal=is_durable,
+            )
         )
-    )
+
+    try:
+        connection.fence = service.fencing.take(params.fence, durable)
+    except BaseException:
+        connection.release()
+        raise
 
 
 def _ping(call: Call, _params: NoParams) -> None:
@@ -117,13 +137,18 @@ def _ping(call: Call, _params: NoParams) -> None:
 
 def _start(call: Call, params: ExecStart) -> None:
     @call.later
-    def started(outcome: Running | RequestError) -> None:
+    def started(outcome: Running | Past | RequestError, *, created: bool) -> None:
         if isinstance(outcome, RequestError):
             if params.attach is not None:
                 call.connection.unreserve_subscription()
             call.answer(outcome)
             return
-        call.answer(_start_answer(call, outcome, params))
+        if isinstance(outcome, Past):
+            if params.attach is not None:
+                call.connection.unreserve_subscription()
+            call.answer(start_answer(outcome))
+            return
+        call.answer(_start_answer(call, outcome, params, created=created))
 
     if params.attach is not None:
         # Before anything runs: a started command whose attach is refused would be a lie.
@@ -136,50 +161,29 @@ def _start(call: Call, params: ExecStart) -> None:
         raise
 
 
-def _start_answer(call: Call, running: Running, params: ExecStart) -> StartAnswer:
-    its_exec, subscription = running.exec, None
-    if params.attach is not None and not call.connection.is_gone:
-        attach = params.attach
+def _start_answer(call: Call, running: Running, params: ExecStart, *, created: bool) -> StartAnswer:
+    its_exec, attach = running.exec, params.attach
+    subscription = None
+    if attach is not None:
         call.connection.unreserve_subscription()
-        subscription = call.connection.subscribe(
-            running,
-            lambda number: Subscription(
-                number,
-                its_exec.transcript,
-                streams=attach.streams,
-                window_bytes=attach.window_bytes,
-            ),
-        )
+        if not call.connection.is_gone and its_exec.transcript.state != "evicted":
+            subscription = subscribe(call.connection, running, attach)
     assert its_exec.pid is not None
     return StartAnswer(
         exec_id=its_exec.exec_id,
         pid=its_exec.pid,
-        created=True,
+        created=created,
         starts=its_exec.number,
         oom_score_adj=its_exec.oom_score_adj,
+        journaled=its_exec.journaled,
         subscription=None if subscription is None else subscription.number,
     )
 
 
 def _attach(call: Call, params: ExecAttach) -> None:
-    running = call.service.known(params.exec_id)
+    running = call.service.known(params.exec_id, no_output)
     its_exec = running.exec
-    if its_exec.transcript.state == "evicted":
-        raise RequestError(
-            "exec_evicted",
-            f"the output of exec '{its_exec.exec_id}' is no longer kept",
-            exit=its_exec.exit,
-        )
-    subscription = call.connection.subscribe(
-        running,
-        lambda number: Subscription(
-            number,
-            its_exec.transcript,
-            streams=params.streams,
-            after=params.after,
-            window_bytes=params.window_bytes,
-        ),
-    )
+    subscription = subscribe(call.connection, running, params, params.after)
     call.answer(
         AttachAnswer(
             subscription=subscription.number,
@@ -208,7 +212,7 @@ def _ack(call: Call, params: ExecAck) -> None:
 
 
 def _write(call: Call, params: ExecWrite) -> None:
-    running = call.service.known(params.exec_id)
+    running = call.service.known(params.exec_id, over)
 
     @call.later
     def reply(outcome: WriteAnswer | RequestError) -> None:
@@ -218,7 +222,7 @@ def _write(call: Call, params: ExecWrite) -> None:
 
 
 def _signal(call: Call, params: ExecSignal) -> None:
-    running = call.service.known(params.exec_id)
+    running = call.service.known(params.exec_id, over)
     if not running.exec.is_live or (params.to == "command" and running.exec.status is not None):
         raise RequestError(
             "exec_ended", f"exec '{params.exec_id}' has ended; nothing was signalled"
@@ -234,8 +238,11 @@ def _signal(call: Call, params: ExecSignal) -> None:
 
 
 def _inspect(call: Call, params: ExecInspect) -> None:
-    running = call.service.known(params.exec_id)
-    call.answer(exec_info(call.service, running, usage=params.usage, holders=True))
+    found = call.service.found(params.exec_id)
+    if isinstance(found, Past):
+        call.answer(past_info(found))
+        return
+    call.answer(exec_info(call.service, found, usage=params.usage, holders=True))
 
 
 def _list(call: Call, params: ExecList) -> None:
@@ -249,7 +256,10 @@ def _list(call: Call, params: ExecList) -> None:
     infos: list[ExecInfo] = []
     size = 0
     for each in execs:
-        info = exec_info(service, service.running[each.exec_id], usage=params.usage)
+        if isinstance(each, Past):
+            info = past_info(each)
+        else:
+            info = exec_info(service, service.running[each.exec_id], usage=params.usage)
         size += _text_chars(info)
         if infos and size > _PAGE_CHARS:
             cursor = infos[-1].accepted
@@ -259,7 +269,12 @@ def _list(call: Call, params: ExecList) -> None:
 
 
 def _text_chars(info: ExecInfo) -> int:
-    return sum(map(len, (*info.argv, *info.labels, *info.labels.values())))
+    return sum(map(len, (*(info.argv or ()), *info.labels, *info.labels.values())))
+
+
+def _forget(call: Call, params: ExecForget) -> None:
+    call.service.forget(params.exec_id)
+    call.answer(Empty())
 
 
 def _info(call: Call, _params: NoParams) -> None:
@@ -306,6 +321,7 @@ HANDLERS: Final[dict[str, Callable[[Call, Any], None]]] = {
     "exec.wait": wait,
     "exec.inspect": _inspect,
     "exec.list": _list,
+    "exec.forget": _forget,
     "daemon.info": _info,
     "daemon.metrics": _metrics,
     "daemon.drain": _drain,

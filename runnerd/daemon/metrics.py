@@ -138,6 +138,17 @@ class _Collector:
             self._service.registry.budget.used_bytes,
             gauge=True,
         )
+        yield self._single(
+            "runnerd_spool_bytes",
+            "Disk space that all transcripts take.",
+            self._service.spool.used_bytes,
+            gauge=True,
+        )
+        yield self._single(
+            "runnerd_spool_degraded",
+            "Transcripts given up on disk: it failed, filled up or was too slow.",
+            counters.spool_degraded,
+        )
 
     def _daemon(self) -> Iterator[Metric]:
         service, counters = self._service, self._service.counters
@@ -147,6 +158,11 @@ class _Collector:
         yield self._single(
             "runnerd_subscriptions", "Open subscriptions.", counters.subscriptions, gauge=True
         )
+        yield self._single(
+            "runnerd_subscriptions_superseded",
+            "Subscriptions that a newer attach of the same name ended.",
+            counters.superseded,
+        )
         yield self._counter(
             "runnerd_refusals", "Requests refused, by kind.", counters.refusals, "kind"
         )
@@ -155,6 +171,21 @@ class _Collector:
             "Failures survived, by task.",
             counters.stray_failures,
             "task",
+        )
+        yield self._counter(
+            "runnerd_starts_unjournaled",
+            "Starts that went on without being in the journal, by reason.",
+            counters.starts_unjournaled,
+            "reason",
+        )
+        yield self._single(
+            "runnerd_journal",
+            "Whether there is a working journal.",
+            service.journal.is_on,
+            gauge=True,
+        )
+        yield self._single(
+            "runnerd_journal_failures", "How often the journal failed.", service.journal.failures
         )
         yield self._single(
             "runnerd_signals_refused",

@@ -7,7 +7,7 @@ import os
 import resource
 import sys
 from collections.abc import Mapping
-from typing import Final, NoReturn
+from typing import Final, Literal, NoReturn
 
 import msgspec
 
@@ -39,6 +39,7 @@ class Options(msgspec.Struct, kw_only=True):
         user: Who commands run as by default.
         cwd: Where they run by default.
         state_dir: Where to keep what outlives the daemon.
+        spool: disk (where the state directory is on one), any (on tmpfs too) or off.
         ready_fd: Written `ready` and closed once the socket answers.
         oom_score: lower (as far as the kernel lets us) or keep.
         raise_oom_score: Whether commands get 900.
@@ -56,6 +57,7 @@ class Options(msgspec.Struct, kw_only=True):
     user: str | None
     cwd: str
     state_dir: str | None
+    spool: Literal["disk", "any", "off"]
     ready_fd: int | None
     oom_score: str
     raise_oom_score: bool
@@ -131,6 +133,9 @@ def _parser(shim: str) -> _Parser:
     add("--cwd", metavar="DIR", default="/", help="where they run; default: %(default)s")
     add("--state-dir", metavar="DIR", help="what outlives the daemon; default: /var/lib/runnerd, "
         "else $XDG_STATE_HOME/runnerd, else none")  # fmt: skip
+    add("--spool", choices=("disk", "any", "off"), default="disk",
+        help="keep output beyond the memory tail in the state directory: where that is on a disk, "
+        "on tmpfs too (that is memory), or not; default: disk")  # fmt: skip
     add("--ready-fd", metavar="N", type=int, help="write `ready` there once the socket answers")
     add("--oom-score", choices=("lower", "keep"), default="lower",
         help="our own oom_score_adj: as low as it gets, or as it is; default: lower")  # fmt: skip
@@ -201,6 +206,7 @@ def _options(given: argparse.Namespace) -> Options:
         user=given.user,
         cwd=given.cwd,
         state_dir=given.state_dir,
+        spool=given.spool,
         ready_fd=given.ready_fd,
         oom_score=given.oom_score,
         raise_oom_score=given.command_oom_score == "raise",

@@ -7,21 +7,21 @@ without a task switch; only where the socket is full a task takes over until it 
 
 from __future__ import annotations
 
-import fcntl
 import socket
-import struct
-import termios
+import time
 from collections import deque
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Final
 
 import trio
 
-from runnerd.core.flow import Gap, Subscription, Terminal
-from runnerd.core.transcript import STREAMS, Record
-from runnerd.protocol.answers import ClosedNote, ExitedNote, GapNote, OutputNote
+from runnerd.core.flow import Subscription
+from runnerd.core.spool import Block, Record
+from runnerd.protocol.answers import SupersededNote
 from runnerd.protocol.codec import Codec
 
+from .arrivals import Arrivals, unread_bytes
+from .notes import heartbeat_note, item_note
 from .running import Running
 
 if TYPE_CHECKING:
@@ -45,6 +45,7 @@ class Outgoing:
     Attributes:
         codec: Once the peer's encoding is known.
         subscriptions: The open ones, by number; one that is over is taken out here.
+        arrivals: What the peer has read of what was written.
     """
 
     def __init__(
@@ -60,6 +61,8 @@ class Outgoing:
         self._sock = sock
         self._number = number
         self._on_gone = on_gone
+        self.arrivals = Arrivals(sock, service.poller, self)
+        self._batched_bytes = 0  # all that went into batches so far
         self._outbox: deque[bytearray] = deque()
         self._outbox_bytes = 0
         self._ready: dict[Subscription, None] = {}
@@ -89,6 +92,41 @@ class Outgoing:
             return
         self._service.poller.defer(self, self.flush)
 
+    def open(self, subscription: Subscription, running: Running) -> None:
+        """Take a subscription; `wake` says when it has something."""
+        self.subscriptions[subscription.number] = (subscription, running)
+        self._service.counters.subscriptions += 1
+        self._service.heart.add(subscription, self)
+
+    def end(self, subscription: Subscription) -> None:
+        """Take it out: nothing of it is sent any more."""
+        del self.subscriptions[subscription.number]
+        self._service.counters.subscriptions -= 1
+        self._service.heart.remove(subscription)
+        self.arrivals.forget(subscription)
+
+    def superseded(self, subscription: Subscription, generation: int | None) -> None:
+        """A newer attach of the same name took its place: tell the peer, and nothing more."""
+        found = self.subscriptions.get(subscription.number)
+        if found is None or self.codec is None:
+            return
+        self.end(subscription)
+        self._service.counters.superseded += 1
+        assert subscription.subscriber is not None
+        note = SupersededNote(
+            subscription=subscription.number,
+            exec_id=found[1].exec.exec_id,
+            subscriber=subscription.subscriber,
+            generation=generation,
+        )
+        self.send(self.codec.note("exec.superseded", note))
+
+    def beat(self, subscription: Subscription) -> None:
+        """Send a heartbeat, unless bytes wait already: then it would say nothing new."""
+        found = self.subscriptions.get(subscription.number)
+        if found is not None and self.codec is not None and not self._is_slow:
+            self.send(heartbeat_note(self.codec, subscription, found[1].exec))
+
     def wake(self, subscription: Subscription) -> None:
         """Queue what a subscription has."""
         self._ready[subscription] = None
@@ -109,6 +147,7 @@ class Outgoing:
                 if self._is_last:
                     self._on_gone()
                 self._progress.set()
+                self.arrivals.settle()
                 return
             self._rest = list(batch)
             if not self._write_some():
@@ -127,6 +166,7 @@ class Outgoing:
             except OSError:
                 self._on_gone()
                 return False
+            self.arrivals.written_bytes += sent
             while self._rest and sent >= len(self._rest[0]):
                 sent -= len(self._rest[0])
                 del self._rest[0]
@@ -149,23 +189,19 @@ class Outgoing:
 
     async def _wait_writable(self) -> bool:
         while True:
-            untaken = self._untaken_bytes()
+            untaken = unread_bytes(self._sock)
             with trio.move_on_after(self._service.bounds.stuck_reader_s) as scope:
                 await trio.lowlevel.wait_writable(self._sock)
             if not scope.cancelled_caught:
                 return True
             # Writable means that most of the buffer is free again; a slow reader takes long to
             # get there, and is not stuck.
-            if self._untaken_bytes() < untaken:
+            if unread_bytes(self._sock) < untaken:
                 continue
             if self._is_last or not self._blocks_an_exec():
                 self._service.counters.connections_stuck += 1
                 self._service.log.warning("connection_stuck", connection=self._number)
                 return False
-
-    def _untaken_bytes(self) -> int:
-        """Return what the peer has yet to take of what was sent. Source: SIOCOUTQ, unix(7)."""
-        return int(struct.unpack("i", fcntl.ioctl(self._sock, termios.TIOCOUTQ, b"\0\0\0\0"))[0])
 
     def _blocks_an_exec(self) -> bool:
         return any(
@@ -181,12 +217,14 @@ class Outgoing:
             await self._progress.wait()
 
     def closed(self) -> list[tuple[Subscription, Running]]:
-        """The socket is closed: let go of everything; returns the subscriptions still open."""
+        """The socket is about to be: let go of everything; returns the subscriptions still open."""
+        self.arrivals.close()
         self._progress.set()
         self._outbox.clear()
         self._rest.clear()
         held = list(self.subscriptions.values())
-        self.subscriptions.clear()
+        for subscription, _ in held:
+            self.end(subscription)
         return held
 
     def _next_batch(self) -> list[bytearray]:
@@ -197,6 +235,7 @@ class Outgoing:
             self._outbox_bytes -= len(message)
             batch.append(message)
             size += len(message)
+            self._batched_bytes += len(message)
         while self._ready and size < _BATCH_BYTES and len(batch) < _IOV_MAX:
             subscription = next(iter(self._ready))
             del self._ready[subscription]
@@ -210,73 +249,27 @@ class Outgoing:
         self, subscription: Subscription, running: Running, batch: list[bytearray]
     ) -> int:
         size = 0
+        assert self.codec is not None
         for _ in range(_TURN_RECORDS):
             item = subscription.next_item()
             if item is None:
                 break
-            message = self._encode(subscription, running, item)
+            if isinstance(item, Block):
+                spool = self._service.spool
+                spool.read(subscription.transcript, item, subscription, self.wake)
+                break
+            message = item_note(self.codec, subscription, running.exec, item)
             batch.append(message)
             size += len(message)
+            self._batched_bytes += len(message)
+            if subscription.counts_arrivals and isinstance(item, Record):
+                self.arrivals.sent(subscription, running, item.seq, self._batched_bytes)
         else:
             self._ready[subscription] = None  # behind the others
+        if size:
+            subscription.quiet_since_s = time.monotonic()
         running.readers.advanced()  # also where it only passed over what it is not sent
         if subscription.over:
-            del self.subscriptions[subscription.number]
-            self._service.counters.subscriptions -= 1
+            self.end(subscription)
             running.readers.remove(subscription, lost=False)
         return size
-
-    def _encode(
-        self, subscription: Subscription, running: Running, item: Record | Gap | Terminal
-    ) -> bytearray:
-        codec, its_exec, number = self.codec, running.exec, subscription.number
-        assert codec is not None
-        match item:
-            case Record():
-                return codec.note(
-                    "exec.output",
-                    OutputNote(
-                        subscription=number,
-                        exec_id=its_exec.exec_id,
-                        seq=item.seq,
-                        stream=STREAMS[item.stream],
-                        offset=item.offset,
-                        data=item.data,
-                    ),
-                )
-            case Gap():
-                return codec.note(
-                    "exec.gap",
-                    GapNote(
-                        subscription=number,
-                        exec_id=its_exec.exec_id,
-                        first_seq=item.first_seq,
-                        last_seq=item.last_seq,
-                        stdout_bytes=item.lost_bytes[0],
-                        stderr_bytes=item.lost_bytes[1],
-                        stdout_offset=item.next_offsets[0],
-                        stderr_offset=item.next_offsets[1],
-                    ),
-                )
-            case Terminal(what="exited"):
-                assert its_exec.exit is not None
-                return codec.note(
-                    "exec.exited",
-                    ExitedNote(
-                        subscription=number,
-                        exec_id=its_exec.exec_id,
-                        seq=item.seq,
-                        exit=its_exec.exit,
-                    ),
-                )
-            case _:
-                assert its_exec.closed is not None
-                return codec.note(
-                    "exec.closed",
-                    ClosedNote(
-                        subscription=number,
-                        exec_id=its_exec.exec_id,
-                        seq=item.seq,
-                        closed=its_exec.closed,
-                    ),
-                )

@@ -9,6 +9,7 @@ next log line, full ones would stop it.
 
 from __future__ import annotations
 
+import functools
 import os
 import time
 from collections.abc import Callable
@@ -23,6 +24,7 @@ from .poller import EPOLLIN, Owner, Poller, Timer
 
 _DISCARD_PAUSE_S = 0.05  # 64 KiB each: leftovers write 1.3 MB/s at most, at 20 wake-ups a second
 _READS_MAX = 4  # of one pipe in a turn, while each finds a whole chunk
+_PATIENCE_S = 0.02  # a blocking reader that took nothing for so long is not waited for
 _BULK_READS = 16  # whole chunks after which a stream is a bulk one
 _PIPE_BYTES_MAX = 1 << 20  # what a pipe holds at most, /proc/sys/fs/pipe-max-size
 _STREAMS: tuple[Literal[0], Literal[1]] = (0, 1)
@@ -67,6 +69,7 @@ class OutputPump:
         self._discarding = False
         self._past_gate = [0, 0]  # bytes of each that are read though the gate is shut
         self._resume: Timer | None = None
+        self._patience: Timer | None = None
 
     @property
     def at_eof(self) -> bool:
@@ -95,7 +98,20 @@ class OutputPump:
                 self._watch(stream)
 
     def _may_read(self) -> bool:
-        return self._exec.gate.may_read(self._exec.transcript, self._tail_bytes())
+        gate = self._exec.gate
+        if gate.may_read(self._exec.transcript, self._tail_bytes()):
+            return True
+        if self._patience is None and not gate.spills and self._exec.transcript.spool.is_on:
+            lost_patience = functools.partial(self._lost_patience, gate.position)
+            until_s = time.monotonic() + _PATIENCE_S
+            self._patience = self._poller.call_at(until_s, self._owner, lost_patience)
+        return False
+
+    def _lost_patience(self, position: int) -> None:
+        self._patience = None
+        gate = self._exec.gate
+        gate.spills = gate.spills or gate.position == position
+        self.gate_changed()
 
     def _watch(self, stream: Literal[0, 1]) -> None:
         fd = self._pipes.output[stream]
@@ -208,8 +224,9 @@ class OutputPump:
 
     def close(self) -> None:
         """Close what is open; nothing is called any more."""
-        if self._resume is not None:
-            self._resume.cancel()
+        for timer in (self._resume, self._patience):
+            if timer is not None:
+                timer.cancel()
         for stream in _STREAMS:
             self._close(stream)
 

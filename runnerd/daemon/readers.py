@@ -19,6 +19,9 @@ class Subscriber(Protocol):
     def wake(self, subscription: Subscription) -> None:
         """Something may be there to be sent."""
 
+    def superseded(self, subscription: Subscription, generation: int | None) -> None:
+        """A newer attach of the same name took its place; it is over."""
+
     @property
     def is_leaving(self) -> bool:
         """Whether its peer has gone, noticed or not."""
@@ -53,23 +56,35 @@ class Readers:
     def __len__(self) -> int:
         return len(self._subscribers)
 
-    def add(self, subscription: Subscription, subscriber: Subscriber) -> None:
-        """Add a reader; the first one of a blocking exec is the one it waits for."""
+    def add(
+        self, subscription: Subscription, subscriber: Subscriber, generation: int | None
+    ) -> None:
+        """Add a reader; the first one of a blocking exec is the one it waits for.
+
+        Args:
+            subscription: The reader.
+            subscriber: Who sends to it.
+            generation: Of its name; it was checked with Names.check.
+        """
         gate = self._exec.gate
         holder = gate.holder
-        if holder is not None and self._subscribers[holder].is_leaving:
+        older = self._exec.names.take(subscription, generation)
+        if holder is not None and (holder is older or self._subscribers[holder].is_leaving):
             # Its connection's end is a few turns of the loop away; whoever comes back at once
             # must not find the place taken.
             gate.lost(holder, time.monotonic())
         self._subscribers[subscription] = subscriber
         gate.taken_by(subscription)
         self.hold_changed()
+        if older is not None:
+            self._subscribers.pop(older).superseded(older, generation)
         subscriber.wake(subscription)
 
     def remove(self, subscription: Subscription, *, lost: bool) -> None:
         """Take a reader away: its connection was lost, or it detached."""
         if self._subscribers.pop(subscription, None) is None:
             return
+        self._exec.names.release(subscription)
         if lost:
             self._exec.gate.lost(subscription, time.monotonic())
         else:
@@ -77,10 +92,11 @@ class Readers:
         self.hold_changed()
         self.advanced()
 
-    def advanced(self) -> None:
-        """A reader took something: the pipes may be readable again."""
-        self._exec.gate.may_read(self._exec.transcript, self._tail_bytes())
+    def advanced(self) -> bool:
+        """A reader took something: say whether the pipes may be read, and go on if so."""
+        may_read = self._exec.gate.may_read(self._exec.transcript, self._tail_bytes())
         self._on_progress()
+        return may_read
 
     def wake(self) -> None:
         """Tell every reader that there may be something."""

@@ -17,7 +17,7 @@ import trio
 from . import boot
 from .cgroup import Leaves
 from .guard import Guard, cause_name
-from .last_words import EXECS_LISTED, LastWords, read_last_words, state_folder, write_last_words
+from .last_words import EXECS_LISTED, LastWords, read_last_words, write_last_words
 from .launcher import Launcher
 from .listening import Listener
 from .log import Log
@@ -26,10 +26,12 @@ from .options import Options
 from .poller import Poller
 from .procfs import children
 from .reaper import Reaper
+from .remembering import Memory
 from .server import Server
 from .service import Service
 from .shims import ShimPool
 from .spares import Spares
+from .spool_file import open_spool
 from .stopping import stop, stop_without_loop, watch_guard
 
 _RESTARTS_MAX = 3
@@ -43,7 +45,7 @@ def run_daemon(options: Options, guard: Guard, listener: Listener) -> int:
     log = Log(options.log_level)
     service = _assemble(options, guard, listener, log)
     _catch_strays(service)
-    words = _Words(service, options.state_dir)
+    words = _Words(service)
     try:
         trio.run(_main, service, options, listener, words)
     except BaseException as error:  # noqa: BLE001 - trio itself failed: stop without it
@@ -83,13 +85,17 @@ def _assemble(options: Options, guard: Guard, listener: Listener, log: Log) -> S
         log=log,
         is_stopping=lambda: guard.cause() is not None,
     )
-    warnings = list(order.warnings)
+    memory = Memory(options.state_dir, options.bounds, time.time())
+    warnings = [*order.warnings, *memory.warnings]
     if guard.kind != "native":
         warnings.append(f"the stop deadline is held by a stand-in ({guard.kind})")
     if not is_subreaper:
         warnings.append("this process is no subreaper: what a killed shim leaves is not found")
-    return Service(
+    folder = None if memory.directory is None else Path(memory.directory.path)
+    spool_place = open_spool(folder, options.spool, options.bounds)
+    service = Service(
         bounds=options.bounds,
+        spool_place=spool_place,
         log=log,
         guard=guard,
         poller=poller,
@@ -114,7 +120,16 @@ def _assemble(options: Options, guard: Guard, listener: Listener, log: Log) -> S
         is_subreaper=is_subreaper,
         all_children_ours=all_children_ours,
         warnings=warnings,
+        memory=memory,
     )
+    service.registry.restore(
+        memory.pasts,
+        memory.starts,
+        dropped=memory.dropped,
+        now_s=time.monotonic(),
+        wall_s=time.time(),
+    )
+    return service
 
 
 def _catch_strays(service: Service) -> None:
@@ -166,6 +181,8 @@ def _say_ready(service: Service, options: Options, words: _Words) -> None:
     order = service.oom_order
     for warning in service.warnings:
         service.log.warning("boot_warning", warning=warning)
+    place = service.spool.place
+    service.log.info("spool", directory=place.directory, reason=place.reason)
     service.log.info(
         "ready",
         socket=service.socket_path,
@@ -209,17 +226,17 @@ def _notify(state: str) -> None:
 class _Words:
     """Keep last-words.json true over the daemon's life."""
 
-    def __init__(self, service: Service, asked: str | None) -> None:
+    def __init__(self, service: Service) -> None:
         self._service = service
-        self._folder, reason = state_folder(asked)
+        self._folder = None if service.state_path is None else Path(service.state_path)
         self._words = LastWords(
             incarnation=service.incarnation,
             version=service.version,
             pid=os.getpid(),
             started_at=time.time(),
         )
-        if reason is not None:
-            service.log.info("state_directory", reason=reason)
+        if self._folder is None:
+            service.log.info("state_directory", reason=service.journal.reason)
         self._tell_of_before(self._folder)
         self._write()
 

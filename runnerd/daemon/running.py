@@ -11,7 +11,7 @@ import errno
 import functools
 import time
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Final, Protocol
 
 from runnerd.core.bounds import (
     DRAIN_S,
@@ -31,6 +31,7 @@ from runnerd.core.execs import (
 )
 from runnerd.core.life import State
 from runnerd.core.oom import SIGKILL
+from runnerd.core.past import Past
 from runnerd.protocol.answers import Exit, Reason
 from runnerd.protocol.errors import RequestError
 from runnerd.protocol.requests import ExecStart, ExecWrite
@@ -73,6 +74,13 @@ _STUCK_S: Final = END_RECEIPT_S + KILL_ROUNDS_S + DRAIN_S + 1.0
 _RETRIES: Final = 2
 
 
+class OnStart(Protocol):
+    """Who asked for a start, told once what became of it."""
+
+    def __call__(self, outcome: Running | Past | RequestError, *, created: bool) -> None:
+        """Take the exec or the true error; `created` is false for a start sent again."""
+
+
 class Running:
     """The edge of one exec.
 
@@ -88,7 +96,7 @@ class Running:
         service: Service,
         its_exec: Exec,
         params: ExecStart,
-        on_start: Callable[[Running | RequestError], None],
+        on_start: OnStart,
     ) -> None:
         self.exec = its_exec
         self._service = service
@@ -108,7 +116,7 @@ class Running:
         self._status: ExitStatus | None = None  # as reported, whatever became of it
         self._strays = 0
         self._asked_score = params.oom_score_adj
-        self._on_start: Callable[[Running | RequestError], None] | None = on_start
+        self._on_start = [on_start]
         self._starting = Starting(
             service,
             its_exec,
@@ -124,22 +132,39 @@ class Running:
             tail_bytes=self._tail_bytes,
             on_progress=self._readers_progressed,
         )
+        its_exec.transcript.on_room = self._room_made
 
     # ------------------------------------------------------------------ start
 
-    def launch(self) -> None:
-        """Hand the command to a shim.
+    def start(self) -> None:
+        """Launch it once it is journaled, or that has taken too long."""
+        self._attempt(lambda: self._starting.begin(self.launch))
 
-        Raises:
-            RequestError: start_failed, with nothing left.
-        """
-        self._shim, self._pipes = self._starting.launch(self._take_message, self._shim_lost)
+    def launch(self) -> None:
+        """Hand the command to a shim, unless it was ended first; a failure is its answer."""
+        if self.exec.state is State.STARTING:
+            self._attempt(self._hand_over)
+
+    def _hand_over(self) -> None:
+        self._pipes = self._starting.pipes
+        self._shim = self._starting.launch(self._take_message, self._shim_lost)
         self._leaf = self._shim.leaf
+        self._ender = ShimEnder(self.exec, self._shim, self._poller, self)
+
+    def _attempt(self, part_of_start: Callable[[], None]) -> None:
         try:
-            self._ender = ShimEnder(self.exec, self._shim, self._poller, self)
-        except BaseException:
-            self._starting.drop()
-            raise
+            part_of_start()
+        except RequestError as error:
+            self._starting.fail(error)
+        except Exception as error:  # noqa: BLE001 - stray: it costs this exec alone
+            self.stray(error)
+
+    def join(self, on_start: OnStart) -> None:
+        """Tell one more what became of the start: its sender has sent it again."""
+        if self.exec.state is State.STARTING:
+            self._on_start.append(on_start)
+        else:
+            on_start(self, created=False)
 
     def when_started(self, call: Callable[[], None]) -> bool:
         """Call later, once it is known how the start ended; False where it is known already."""
@@ -231,9 +256,10 @@ class Running:
 
     def _start_known(self, error: RequestError | None) -> None:
         # Let go of: it holds the request, whose environment may have megabytes.
-        on_start, self._on_start = self._on_start, None
+        told, self._on_start = self._on_start, []
+        outcome = self if error is None else error
         each_of(
-            lambda: None if on_start is None else on_start(self if error is None else error),
+            *(functools.partial(each, outcome, created=each is told[0]) for each in told),
             lambda: None if error is None else self._end_changed(),
         )
 
@@ -245,8 +271,14 @@ class Running:
         return self._service.registry.budget.tail_bytes
 
     def _readers_progressed(self) -> None:
+        self._service.registry.budget.want(self.exec.transcript)
         if self._output is not None and self._output.is_waiting:
             self._output.gate_changed()
+
+    def _room_made(self) -> None:
+        self._readers_progressed()
+        if not self.exec.transcript.spool.is_on:
+            self.readers.wake()  # there may be a gap to be told
 
     # ------------------------------------------------------------------ exit
 
@@ -354,6 +386,8 @@ class Running:
     def end(self, reason: Reason, grace_s: float | None = None) -> None:
         """End the exec with everything it started; see Exec.end."""
         self._carry_out(self.exec.end(reason, grace_s, time.monotonic()))
+        if self.exec.state is State.STARTING and self._shim is None:
+            self._starting.give_up()  # accepted and not launched yet: it never is
 
     def _deadline_reached(self) -> None:
         self.end("deadline")

@@ -14,7 +14,9 @@ import trio
 
 import runnerd
 from runnerd.core.bounds import Bounds
+from runnerd.core.digest import content_of
 from runnerd.core.execs import Exec
+from runnerd.core.past import Past
 from runnerd.core.registry import Registry
 from runnerd.protocol.answers import Exit, Limits, OomOrder
 from runnerd.protocol.errors import RequestError
@@ -22,16 +24,22 @@ from runnerd.protocol.requests import LABELS_MAX, METHODS, ExecStart
 
 from .cgroup import Leaves
 from .counters import Counters
+from .fencing import Fencing
 from .guard import CAUSE_ERROR, CAUSE_STOP, Guard
+from .heart import Heart
+from .journal import Journal
 from .launcher import Launcher
 from .log import Log
 from .memory import OomCounter
 from .pipes import BigPipes
 from .poller import Poller
 from .reaper import Reaper
-from .running import Running
+from .remembering import Memory
+from .running import OnStart, Running
 from .shims import ShimPool
 from .spares import Spares
+from .spool import Spooler
+from .spool_file import SpoolPlace
 from .stdin_pump import StdinTotals
 
 if TYPE_CHECKING:
@@ -46,6 +54,7 @@ class Service:
 
     Args:
         bounds: The limits in force.
+        spool_place: Where transcripts go on disk.
         log: Where lines go.
         guard: Holds the stop deadline.
         poller: Descriptors and timers.
@@ -56,6 +65,7 @@ class Service:
         reaper: Waits.
         oom_counter: The cgroup's counter.
         oom_order: What was found about it at boot.
+        memory: What earlier incarnations left, and where this one may leave something.
 
     Attributes:
         running: Every exec that is live or kept, by id.
@@ -69,6 +79,7 @@ class Service:
         self,
         *,
         bounds: Bounds,
+        spool_place: SpoolPlace,
         log: Log,
         guard: Guard,
         poller: Poller,
@@ -84,6 +95,7 @@ class Service:
         is_subreaper: bool,
         all_children_ours: bool,
         warnings: list[str],
+        memory: Memory,
     ) -> None:
         self.bounds = bounds
         self.log = log
@@ -100,17 +112,37 @@ class Service:
         self.all_children_ours = all_children_ours
         self.warnings = warnings
         self.counters = Counters()
-        self.registry = Registry(bounds)
+        self.incarnation = incarnation
+        self.registry = Registry(bounds, self.incarnation, spool_place.slots)
+        self.state_path = memory.path
+        self.journal = Journal(
+            memory.file,
+            memory.reason,
+            poller=poller,
+            log=log,
+            everything=self.registry.everything,
+            meta=self._meta,
+            on_defect=lambda error: self.uncaught("journal", error),
+        )
+        self.fencing = Fencing(memory.fence, journal=self.journal, poller=poller, owner=self)
+        self.spool = Spooler(
+            spool_place,
+            self.registry.budget,
+            poller,
+            counters=self.counters,
+            log=log,
+            on_stray=lambda error: self.stray(error, "spool"),
+        )
         self.running: dict[str, Running] = {}
         self.connections: set[Connection] = set()
+        self.heart = Heart(poller, self)
         self.stdin_totals = StdinTotals(bounds)
         self.big_pipes = BigPipes()
-        self.incarnation = incarnation
         self.version = runnerd.__version__
         self.features = sorted(METHODS)
         self.started_s = time.monotonic()
         self.started_at = time.time()
-        self.limits = _limits(bounds)
+        self.limits = _limits(bounds, has_spool=spool_place.slots is not None)
         self.when_idle = trio.Event()  # replaced by who waits for it
         self._oom_counter = oom_counter
 
@@ -120,35 +152,43 @@ class Service:
 
     # ------------------------------------------------------------------ execs
 
-    def start(self, params: ExecStart, on_start: Callable[[Running | RequestError], None]) -> None:
-        """Accept and launch one exec; `on_start` is told what became of it.
+    def start(self, params: ExecStart, on_start: OnStart) -> None:
+        """Start one exec, or answer its start again; `on_start` is told what became of it.
 
         Raises:
-            RequestError: Where it was refused or could not be handed to a shim; nothing is left.
+            RequestError: Where it was refused; nothing was changed.
         """
         if self.guard.cause() is not None:
             # The lifeline ends natively, before the loop hears of it: parked shims leave already.
             self.registry.state = "stopping"
+        exec_id = params.exec_id or f"x-{secrets.token_hex(8)}"
+        content = content_of(params)
+        now_s = time.monotonic()
+        known = self.registry.recall(exec_id, content, params.horizon, now_s)
+        if isinstance(known, Past):
+            on_start(known, created=False)
+            return
+        if known is not None:
+            self.running[exec_id].join(on_start)
+            return
         accepted = self.registry.accept(
-            params.exec_id or f"x-{secrets.token_hex(8)}",
+            exec_id,
             params,
+            content=content,
             cwd=params.cwd or self.launcher.cwd,
-            now_s=time.monotonic(),
+            now_s=now_s,
             wall_s=time.time(),
             oom_kills=self.oom_kills(),
         )
         running = Running(self, accepted, params, on_start)
         self.running[accepted.exec_id] = running
-        try:
-            running.launch()
-        except BaseException as error:
-            accepted.start_failed()
-            self.forget(accepted)
-            if not isinstance(error, RequestError):
-                raise
-            told = self.start_error(accepted, error)
-            self.observe_start_failed(accepted, told)
-            raise told from error
+        running.start()
+
+    def _meta(self) -> dict[str, int]:
+        fence = self.fencing.fence.highest
+        return {"dropped": self.registry.dropped_number} | (
+            {} if fence is None else {"fence": fence}
+        )
 
     def start_error(self, its_exec: Exec, error: RequestError) -> RequestError:
         """Return what a failed start is told: the stop, where that has taken its shim away."""
@@ -159,22 +199,43 @@ class Service:
             "stopping", f"the daemon is stopping; '{its_exec.exec_id}' was not started"
         )
 
-    def known(self, exec_id: str) -> Running:
-        """Return an exec that is live or kept.
+    def found(self, exec_id: str) -> Running | Past:
+        """Return an exec that is live or kept, or what is known of one that is past.
 
         Raises:
             RequestError: exec_unknown.
         """
-        found = self.running.get(exec_id)
+        found = self.running.get(exec_id) or self.registry.past(exec_id)
         if found is None:
             raise RequestError("exec_unknown", f"there is no exec '{exec_id}'")
         return found
 
-    def forget(self, failed: Exec) -> None:
+    def known(self, exec_id: str, refuse: Callable[[Past], RequestError]) -> Running:
+        """Return an exec that is live or kept.
+
+        Raises:
+            RequestError: exec_unknown, or what `refuse` makes of one that is past.
+        """
+        found = self.found(exec_id)
+        if isinstance(found, Past):
+            raise refuse(found)
+        return found
+
+    def undo_start(self, failed: Exec) -> None:
         """A start failed: nothing of it is kept, its id is free."""
         self.registry.failed(failed)
         del self.running[failed.exec_id]
+        self.journal.failed(failed.number)
         self._note_idle()
+
+    def forget(self, exec_id: str) -> None:
+        """Let go of a closed exec's record and output.
+
+        Raises:
+            RequestError: exec_live, exec_unknown.
+        """
+        self.registry.forget(exec_id)
+        self._drop_expired()
 
     def closed(self, running: Running) -> None:
         """Nothing of an exec is left; keep its record while there is room."""
@@ -194,8 +255,18 @@ class Service:
         self._drop_expired()
 
     def _drop_expired(self) -> None:
-        for exec_id in self.registry.take_dropped():
-            del self.running[exec_id]
+        for past in self.registry.take_settled():
+            self.running.pop(past.exec_id, None)
+            self.journal.note(past)
+        dropped = self.registry.take_dropped()
+        if dropped:
+            self.journal.dropped(dropped, self.registry.dropped_number)
+
+    def warnings_now(self) -> list[str]:
+        """Return what an operator should know: what was found at boot, and what is so now."""
+        if not self.journal.exists or self.journal.is_on:
+            return self.warnings
+        return [*self.warnings, f"the journal has failed: {self.journal.reason}"]
 
     def live(self) -> list[Running]:
         """Return every live exec."""
@@ -219,6 +290,12 @@ class Service:
         self.counters.started += 1
         self.counters.start_duration.observe((its_exec.phases.started_ms or 0.0) / 1000)
         self.log.debug("exec_started", exec_id=its_exec.exec_id, pid=its_exec.pid)
+        if self.journal.exists:
+            self.journal.note(self.registry.past_of(its_exec))
+
+    def observe_unjournaled(self, why: str) -> None:
+        """A start goes on without being in the journal: there is none, it failed, or is slow."""
+        self.counters.starts_unjournaled[why] += 1
 
     def observe_start_failed(self, its_exec: Exec, error: RequestError) -> None:
         """A start failed."""
@@ -242,10 +319,14 @@ class Service:
             reason=its_exit.reason,
             wall_s=its_exit.wall_s,
         )
+        if self.journal.exists:
+            self.journal.exited(self.registry.past_of(its_exec))
 
     def observe_closed(self, its_exec: Exec) -> None:
         """Nothing of an exec is left."""
         self.log.debug("exec_closed", exec_id=its_exec.exec_id)
+        if self.journal.exists:
+            self.journal.note(self.registry.past_of(its_exec))
 
     def refused(self, kind: str) -> None:
         """A request was refused."""
@@ -268,7 +349,7 @@ class Service:
         self.guard.arm(0, CAUSE_STOP)
 
 
-def _limits(bounds: Bounds) -> Limits:
+def _limits(bounds: Bounds, *, has_spool: bool) -> Limits:
     return Limits(
         frame_bytes=bounds.frame_bytes_max,
         connections=bounds.connections_max,
@@ -284,7 +365,7 @@ def _limits(bounds: Bounds) -> Limits:
         finished_execs=bounds.finished_execs_max,
         finished_s=bounds.finished_s_max,
         settled=bounds.settled_execs_max,
-        spool_bytes=bounds.spool_bytes_max,
-        spool_total_bytes=bounds.spool_total_bytes_max,
+        spool_bytes=bounds.spool_bytes_max if has_spool else 0,
+        spool_total_bytes=bounds.spool_total_bytes_max if has_spool else 0,
         labels=LABELS_MAX,
     )

@@ -6,7 +6,7 @@ import time
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
-from runnerd.core.bounds import START_TIMEOUT_S
+from runnerd.core.bounds import JOURNAL_WAIT_S, START_TIMEOUT_S
 from runnerd.core.execs import Exec
 from runnerd.core.life import State
 from runnerd.protocol.errors import RequestError
@@ -14,7 +14,7 @@ from runnerd.protocol.requests import ExecStart
 from runnerd.protocol.shimwire import Failed, ShimMessage
 
 from .effects import each_of
-from .launcher import explain_failure
+from .launcher import Prepared, explain_failure
 from .pipes import Pipes
 from .poller import Owner
 from .shims import Shim
@@ -55,34 +55,69 @@ class Starting:
         self._service = service
         self._exec = its_exec
         self._params: ExecStart | None = params
+        self._prepared: Prepared | None = None
+        self._launch: Callable[[], None] | None = None
         self._owner = owner
         self._timers = Timers(service.poller, owner)
         self._on_known: Callable[[RequestError | None], None] | None = on_known
         self._end_half_made = end_half_made
         self._waiting: list[Callable[[], None]] = []
 
+    def begin(self, launch: Callable[[], None]) -> None:
+        """Have the start journaled, and make meanwhile what the command needs; then launch.
+
+        `launch` is called once the start is written, or after JOURNAL_WAIT_S, or at once where
+        there is no journal; never where the start has failed before or somebody has ended it.
+
+        Raises:
+            RequestError: start_failed; `fail` is still to be called.
+        """
+        journal = self._service.journal
+        if journal.is_on:
+            self._launch = launch
+            until_s = time.monotonic() + JOURNAL_WAIT_S
+            self._timers.arm("journal", until_s, lambda: self._go_on("slow"))
+            past = self._service.registry.past_of(self._exec)
+            journal.begin(past, self._owner, self._journaled)
+        assert self._params is not None
+        self._prepared = self._service.launcher.prepare(self._params)
+        self.pipes = self._prepared.pipes
+        if not journal.is_on:
+            self._launch = launch
+            self._go_on("failed" if journal.exists else "none")
+
+    def _journaled(self, is_written: bool) -> None:  # noqa: FBT001 - an answer, not a mode
+        if self._launch is not None:
+            self._exec.journaled = is_written
+            self._go_on(None if is_written else "failed")
+
+    def _go_on(self, unjournaled: str | None) -> None:
+        launch, self._launch = self._launch, None
+        self._timers.cancel("journal")
+        if launch is None:
+            return
+        if unjournaled is not None:
+            self._service.observe_unjournaled(unjournaled)
+        launch()
+
     def launch(
         self, on_message: Callable[[ShimMessage], None], on_lost: Callable[[], None]
-    ) -> tuple[Shim, Pipes]:
+    ) -> Shim:
         """Hand the command to a shim.
 
         Raises:
-            RequestError: start_failed, with nothing left.
+            RequestError: start_failed; `fail` is still to be called.
         """
         now_s = time.monotonic()
-        assert self._params is not None
-        shim, pipes = self._service.launcher.launch(self._params)
-        self.shim, self.pipes = shim, pipes
-        try:
-            shim.on_message = on_message
-            shim.on_lost = on_lost
-            shim.on_stray = self._owner.stray
-            self._timers.arm("start", now_s + START_TIMEOUT_S, self._timed_out)
-            self._exec.spawned(time.monotonic())
-        except BaseException:
-            self.drop()
-            raise
-        return shim, pipes
+        assert self._prepared is not None
+        self.shim = shim = self._service.launcher.launch(self._prepared)
+        self._prepared = None
+        shim.on_message = on_message
+        shim.on_lost = on_lost
+        shim.on_stray = self._owner.stray
+        self._timers.arm("start", now_s + START_TIMEOUT_S, self._timed_out)
+        self._exec.spawned(time.monotonic())
+        return shim
 
     def succeeded(self) -> None:
         """Execve succeeded: answer the start."""
@@ -103,13 +138,15 @@ class Starting:
             interpreter=message.interpreter,
         )
         if message.stage == "killed" and self._exec.ending is not None:
-            kind = "stopping" if self._exec.ending == "stopped" else "cancelled"
-            error = RequestError(
-                kind, f"exec '{self._exec.exec_id}' was ended before it had started"
-            )
-            # The same start sent again must not run after its cancel was answered.
-            self._service.registry.bury(self._exec.exec_id, time.monotonic())
+            self.give_up()
+            return
         self.fail(error)
+
+    def give_up(self) -> None:
+        """It was ended before it had become the command, and never will."""
+        kind = "stopping" if self._exec.ending == "stopped" else "cancelled"
+        exec_id = self._exec.exec_id
+        self.fail(RequestError(kind, f"exec '{exec_id}' was ended before it had started"))
 
     def _timed_out(self) -> None:
         self.fail(
@@ -123,10 +160,11 @@ class Starting:
         if self._exec.state is not State.STARTING:
             return
         error = self._service.start_error(self._exec, error)
-        self._timers.cancel("start")
+        self._timers.cancel_all()
+        self._launch = None
         self._exec.start_failed()
         each_of(
-            lambda: self._service.forget(self._exec),
+            lambda: self._service.undo_start(self._exec),
             lambda: self._service.observe_start_failed(self._exec, error),
             self.drop,
             lambda: self._tell(error),
@@ -134,21 +172,23 @@ class Starting:
         )
 
     def drop(self) -> None:
-        """Leave nothing of it: neither pipes nor a process."""
-        self._timers.cancel("start")
-        if self.pipes is not None:
-            self.pipes.close()
-        if self.shim is not None:
+        """Leave nothing of it: neither pipes nor a process. Dropped twice, dropped once."""
+        self._timers.cancel_all()
+        self._launch = self._prepared = None
+        pipes, self.pipes = self.pipes, None
+        if pipes is not None:
+            pipes.close()
+        shim, self.shim = self.shim, None
+        if shim is not None:
             # Killed, not asked: whatever became of it must not become a command any more.
-            self.shim.close()
-            self.shim.kill()
-            self._service.reaper.when_gone(self.shim.pid, self._owner, self._dropped)
+            shim.close()
+            shim.kill()
+            self._service.reaper.when_gone(shim.pid, self._owner, lambda: self._dropped(shim))
 
-    def _dropped(self) -> None:
+    def _dropped(self, shim: Shim) -> None:
         # The parked child, or a command that had got as far as execve before its shim was lost.
-        child_pid = None if self.shim is None else self.shim.child_pid
-        if child_pid is not None:
-            self._end_half_made(child_pid)
+        if shim.child_pid is not None:
+            self._end_half_made(shim.child_pid)
 
     def _tell(self, error: RequestError | None) -> None:
         on_known, self._on_known = self._on_known, None

@@ -22,6 +22,7 @@ from .service import Service
 
 _STEP_S = 0.005
 _FORCE_S = STOP_GRACE_S + 0.1
+_JOURNAL_S = STOP_FLUSH_S + 0.1
 
 
 async def watch_guard(service: Service) -> None:
@@ -63,8 +64,10 @@ async def stop(service: Service, listener: Listener) -> None:
         running.force()  # a command may keep stopping its shim
     with trio.move_on_after(_left_s(service)):
         await _idle(service)
+        service.journal.finish()  # every exit is known: it is written while the clients read
         for connection in list(service.connections):
             await connection.flushed()
+    _finish_journal(service)
     service.log.info(
         "stopped",
         took_s=round(time.monotonic() - began_s, 3),
@@ -79,6 +82,14 @@ def stop_without_loop(service: Service) -> None:
     while service.pool.by_pid and _left_s(service):
         service.reaper.reap()
         time.sleep(_STEP_S)
+    _finish_journal(service)
+
+
+def _finish_journal(service: Service) -> None:
+    # Nothing else is left to do, so it may be waited for; beyond this the deadline counts more.
+    service.journal.finish()
+    if not service.journal.wait_finished(_left_s(service, _JOURNAL_S)):
+        service.log.warning("journal_failed", reason="it was not written in time")
 
 
 async def _idle(service: Service) -> None:

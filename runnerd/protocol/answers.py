@@ -15,6 +15,7 @@ Reason = Literal[
 ]
 OomVerdict = Literal["none", "child", "possible", "killed", "unknown"]
 TranscriptState = Literal["kept", "partial", "evicted", "forgotten", "lost"]
+SpoolState = Literal["off", "on", "degraded"]
 
 
 class Limits(msgspec.Struct, kw_only=True):
@@ -355,34 +356,38 @@ class ExecInfo(msgspec.Struct, kw_only=True):
     Attributes:
         exec_id: The exec.
         state: See design of states in PROTOCOL.md.
-        argv: As started.
-        cwd: As started.
+        argv: As started; null once only its exit is known.
+        cwd: As started; null with argv.
         user: As started.
-        labels: As started.
+        labels: As started; empty once argv is null.
         pid: The command's pid while it lives.
         incarnation: The daemon start it belongs to.
         accepted: Its number in order of acceptance, from 1.
         accepted_at: Unix seconds, for people.
-        age_s: Seconds since acceptance, monotonic.
-        flow: block or drop, as in force now.
-        first_seq: The first record kept.
-        last_seq: The last record so far.
-        stdin_accepted_bytes: Bytes taken for stdin.
+        age_s: Seconds since acceptance, monotonic; by the wall clock once its record has gone.
+        flow: block or drop, as in force now; null once its record has gone.
+        first_seq: The first record kept; null with flow.
+        last_seq: The last record so far; null with flow.
+        stdin_accepted_bytes: Bytes taken for stdin; null with flow.
         stdin_open: Whether exec.write can still be accepted.
         subscriptions: How many subscribe.
-        transcript: kept; partial (something was dropped); evicted.
+        transcript: kept; partial (something was dropped); evicted (for space or age); forgotten
+            (by exec.forget); lost (with an earlier daemon).
+        spool: Whether output beyond the memory tail is kept on disk: off; on; degraded (it was,
+            until the disk failed, filled up or was too slow).
+        spool_reason: Why it is degraded.
         ending: Whether it is being ended, and why.
         survivors: Who could not be ended.
         holders: Who keeps its pipes open after the exit.
-        exit: Once it has exited.
-        closed: Once nothing is left.
+        exit: Once it has exited; null for a closed one whose daemon ended before it.
+        closed: Once nothing is left, where that was seen.
         usage: Where asked for.
     """
 
     exec_id: str
     state: State
-    argv: list[str]
-    cwd: str
+    argv: list[str] | None
+    cwd: str | None
     user: str | None
     labels: dict[str, str]
     pid: int | None
@@ -390,13 +395,15 @@ class ExecInfo(msgspec.Struct, kw_only=True):
     accepted: int
     accepted_at: float
     age_s: float
-    flow: Literal["block", "drop"]
-    first_seq: int
-    last_seq: int
-    stdin_accepted_bytes: int
+    flow: Literal["block", "drop"] | None
+    first_seq: int | None
+    last_seq: int | None
+    stdin_accepted_bytes: int | None
     stdin_open: bool
     subscriptions: int
     transcript: TranscriptState
+    spool: SpoolState = "off"
+    spool_reason: str | None = None
     ending: Reason | None = None
     survivors: list[Survivor] = []
     holders: list[Holder] = []
@@ -467,7 +474,11 @@ class DaemonInfo(msgspec.Struct, kw_only=True):
         subreaper: Whether orphans of a dead shim come to the daemon.
         dumpable: Whether a process of the same user could read the daemon.
         rss_bytes: The daemon's resident set.
-        starts: Starts accepted so far.
+        state_directory: Where what outlives the daemon is kept, or null.
+        journal: Whether starts and exits are written there now.
+        journal_reason: Why not, or null.
+        fence: The highest fence seen, or null before the first.
+        starts: Starts accepted so far, by earlier incarnations of the same state directory too.
         live_execs: Execs not closed.
         connections: Open connections.
         subscriptions: Open subscriptions.
@@ -476,6 +487,8 @@ class DaemonInfo(msgspec.Struct, kw_only=True):
         kill_leaves: Whether an exec has a cgroup v2 of its own, killed as a whole.
         memory_leaves: Whether that counts its own OOM kills, so that their verdict is certain.
         oom_order: See OomOrder.
+        spool_directory: Where output beyond the memory tails is kept; null = nowhere.
+        spool_reason: Why nowhere.
         limits: See Limits.
         features: As in hello.
         warnings: Everything found at boot that an operator should know.
@@ -504,9 +517,15 @@ class DaemonInfo(msgspec.Struct, kw_only=True):
     kill_leaves: bool
     memory_leaves: bool
     oom_order: OomOrder
+    spool_directory: str | None
+    spool_reason: str | None
     limits: Limits
     features: list[str]
     warnings: list[str]
+    state_directory: str | None = None
+    journal: bool = False
+    journal_reason: str | None = None
+    fence: int | None = None
 
 
 class MetricsAnswer(msgspec.Struct, kw_only=True):

@@ -94,7 +94,7 @@ KINDS: Final[dict[str, Kind]] = {
         "daemon", "the exit is in data.exit", "the transcript has been dropped for space or age"
     ),
     "exec_settled": Kind(
-        "daemon", "the exit is in data.exit", "its record was forgotten or has expired"
+        "daemon", "the exit is in data.exit", "its record was forgotten on request"
     ),
     "exec_lost": Kind(
         "daemon",

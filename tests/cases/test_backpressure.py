@@ -70,7 +70,8 @@ def test_c56_who_does_not_read_disturbs_nobody(start_daemon: Callable[..., Runne
     Both of those are closed and counted; one that only paused is told of its gap. The run of
     60 s and the 30 s of patience are shortened alike, to a few seconds and 3.
     """
-    daemon = start_daemon("--stuck-reader-s", str(STUCK_S))
+    # A small spool, so that a pause of a moment goes past what it holds.
+    daemon = start_daemon("--stuck-reader-s", str(STUCK_S), "--spool-bytes-max", str(2 << 20))
     script = "while :; do seq 1 20000; sleep 0.02; done"
     with daemon.connect() as client, RawClient(daemon.socket_path) as never:
         exec_id = client.start(["sh", "-c", script], attach=False, grace_s=0.0).exec_id

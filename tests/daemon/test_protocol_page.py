@@ -49,6 +49,7 @@ NOT_PLAYED: Final = {
     "start_timeout": "needs a start that hangs",
     "stopping": "needs a request within the stop",
     "internal": "needs a defect",
+    "exec_lost": "needs a daemon before this one",
 }
 
 

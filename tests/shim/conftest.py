@@ -44,8 +44,8 @@ class Mutant(Protocol):
 
 
 @pytest.fixture(scope="session")
-def native(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
-    """Shim and guard; $RUNNERD_TEST_CC names another compiler to test what it makes."""
+def native(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path, Path]:
+    """Shim, guard, spool library; $RUNNERD_TEST_CC names another compiler to test what it makes."""
     cc = shlex.split(os.environ.get("RUNNERD_TEST_CC", ""))
     if not cc:
         return build_hook.build(build_hook.NATIVE_DIR)
@@ -56,12 +56,12 @@ def native(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
 
 
 @pytest.fixture(scope="session")
-def shim_program(native: tuple[Path, Path]) -> Path:
+def shim_program(native: tuple[Path, Path, Path]) -> Path:
     return native[0]
 
 
 @pytest.fixture(scope="session")
-def guard_object(native: tuple[Path, Path]) -> Path:
+def guard_object(native: tuple[Path, Path, Path]) -> Path:
     return native[1]
 
 

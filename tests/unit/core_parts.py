@@ -5,7 +5,8 @@ from typing import Any
 from runnerd.core.bounds import RECORD_COST_BYTES, Bounds
 from runnerd.core.execs import Exec, ExitStatus
 from runnerd.core.flow import chunk_bytes
-from runnerd.core.transcript import Record, TailBudget, Transcript
+from runnerd.core.spool import Record
+from runnerd.core.transcript import TailBudget, Transcript
 from runnerd.protocol.requests import Attach, ExecStart
 
 NOW_S = 1000.0

@@ -8,11 +8,12 @@ import functools
 from typing import Any, TypeVar
 
 import msgspec
+from hypothesis import reject
 from hypothesis import strategies as st
 from msgspec import inspect as mi
 
 from runnerd.protocol import requests
-from runnerd.protocol.errors import KINDS, ErrorData
+from runnerd.protocol.errors import KINDS, ErrorData, RequestError
 
 T = TypeVar("T", bound=msgspec.Struct)
 Values = st.SearchStrategy[Any]
@@ -61,7 +62,14 @@ def messages(struct: type[T]) -> st.SearchStrategy[T]:
         special = SPECIAL.get((struct, field.name))
         values = _values(field.type) if special is None else special
         (required if field.required else optional)[field.name] = values
-    return st.fixed_dictionaries(required, optional=optional).map(lambda kept: struct(**kept))
+
+    def make(kept: dict[str, object]) -> T:
+        try:
+            return struct(**kept)
+        except RequestError:  # fields that exclude or need each other
+            reject()
+
+    return st.fixed_dictionaries(required, optional=optional).map(make)
 
 
 def _values(kind: mi.Type) -> Values:

@@ -26,6 +26,7 @@ NEEDED = {
     *["hello_required", "protocol_unsupported", "frame_too_large", "unauthorized", "peer_refused"],
     *["peer_gone", "incarnation_changed", "exec_exists", "cancelled", "exec_unknown"],
     *["exec_evicted", "exec_ended", "cursor_invalid", "stdin_closed", "stdin_offset"],
+    *["not_owner", "nonce_reused", "history_lost", "exec_settled", "exec_lost", "exec_live"],
     *["start_failed", "start_timeout", "wait_timeout", "busy", "draining", "stopping"],
 }
 """What the methods served now can answer; a later method brings its kinds along."""

@@ -10,7 +10,8 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 from runnerd.core import flow
 from runnerd.core.bounds import RECORD_COST_BYTES, Bounds
 from runnerd.core.flow import Gap, Gate, Subscription, Terminal, chunk_bytes
-from runnerd.core.transcript import Record, StreamName, TailBudget, Transcript
+from runnerd.core.spool import Block, Record
+from runnerd.core.transcript import StreamName, TailBudget, Transcript
 from runnerd.protocol.errors import RequestError
 
 from .core_parts import NOW_S, SMALL, fill, make_transcript
@@ -35,6 +36,7 @@ def subscribe(
 def take_all(subscription: Subscription) -> list[Record | Gap | Terminal]:
     found: list[Record | Gap | Terminal] = []
     while (item := subscription.next_item()) is not None:
+        assert not isinstance(item, Block)
         found.append(item)
     return found
 
@@ -84,6 +86,8 @@ class Client:
                     self.take_gap(item)
                 case Record():
                     self.take_record(item)
+                case Block():
+                    raise AssertionError(item)
                 case Terminal():
                     assert item.seq > self.seq
                     self.seq = item.seq

@@ -3,12 +3,11 @@
 from typing import Literal
 
 import pytest
-from hypothesis import settings
-from hypothesis import strategies as st
-from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
 from runnerd.core.bounds import TOMBSTONE_S, TOMBSTONES_MAX, Bounds
+from runnerd.core.digest import content_of
 from runnerd.core.execs import Exec
+from runnerd.core.past import Past
 from runnerd.core.registry import Registry
 from runnerd.protocol.errors import RequestError
 from runnerd.protocol.requests import ExecStart
@@ -18,17 +17,35 @@ from .core_parts import NOW_S, WALL_S, blocking, exit_status, run_to_close, star
 FEW = Bounds(live_execs_max=3, finished_execs_max=4, finished_s_max=60.0)
 
 
-def accept(
+def start(
     registry: Registry, exec_id: str, now_s: float = NOW_S, params: ExecStart | None = None
-) -> Exec:
+) -> Exec | Past:
+    """Start as the daemon does: a known exec is returned, a new one accepted."""
+    params = params or start_params()
+    content = content_of(params)
+    known = registry.recall(exec_id, content, params.horizon, now_s)
+    if known is not None:
+        return known
     return registry.accept(
         exec_id,
-        params or start_params(),
+        params,
+        content=content,
         cwd="/",
         now_s=now_s,
         wall_s=WALL_S,
         oom_kills=0,
     )
+
+
+def accept(
+    registry: Registry, exec_id: str, now_s: float = NOW_S, params: ExecStart | None = None
+) -> Exec:
+    """Start what must be new."""
+    before = registry.starts
+    accepted = start(registry, exec_id, now_s, params)
+    assert isinstance(accepted, Exec)
+    assert (accepted.number, registry.starts) == (before + 1, before + 1)
+    return accepted
 
 
 def finish(registry: Registry, exec_id: str, now_s: float = NOW_S) -> Exec:
@@ -43,22 +60,29 @@ def fail(registry: Registry, failed: Exec) -> None:
     registry.failed(failed)
 
 
-def refusal(registry: Registry, exec_id: str, now_s: float = NOW_S) -> RequestError:
+def refusal(
+    registry: Registry, exec_id: str, now_s: float = NOW_S, params: ExecStart | None = None
+) -> RequestError:
     """Start in vain; the refusal must have changed nothing."""
 
     def seen() -> tuple[object, ...]:
         kept, _ = registry.page(None, 1000)
-        return registry.starts, registry.live_count, kept, registry.budget.used_bytes
+        known = registry.settled_count, registry.dropped_number
+        return registry.starts, registry.live_count, kept, registry.budget.used_bytes, known
 
     before = seen()
     with pytest.raises(RequestError) as caught:
-        accept(registry, exec_id, now_s)
+        start(registry, exec_id, now_s, params)
     assert seen() == before
     return caught.value
 
 
-def ids(page: tuple[list[Exec], int | None]) -> list[str]:
+def ids(page: tuple[list[Exec | Past], int | None]) -> list[str]:
     return [each.exec_id for each in page[0]]
+
+
+def settled_ids(registry: Registry) -> list[str]:
+    return [past.exec_id for past in registry.take_settled()]
 
 
 @pytest.mark.parametrize("state", ["live", "finished"])
@@ -158,7 +182,7 @@ def test_a_failed_start_leaves_nothing_and_its_id_is_free() -> None:
     assert caught.value.kind == "exec_unknown"
     again = accept(registry, "a")
     assert (again.number, registry.starts) == (2, 2)  # numbers are not reused
-    assert registry.take_dropped() == []
+    assert (registry.take_settled(), registry.take_dropped()) == ([], [])
 
 
 def test_failed_starts_do_not_shrink_the_others_tails() -> None:
@@ -178,10 +202,10 @@ def test_finished_execs_go_by_count_the_oldest_closed_first() -> None:
     for exec_id in "defg":
         accept(registry, exec_id)
         finish(registry, exec_id)
-    assert registry.take_dropped() == ["b", "c", "a"]
-    assert registry.take_dropped() == []
+    assert settled_ids(registry) == ["b", "c", "a"]
+    assert settled_ids(registry) == []
     assert ids(registry.page(None, 10)) == ["d", "e", "f", "g"]
-    assert accept(registry, "a").number == 8
+    assert refusal(registry, "a").data.state == "settled"
 
 
 def test_finished_execs_go_by_age() -> None:
@@ -191,11 +215,11 @@ def test_finished_execs_go_by_age() -> None:
         finish(registry, exec_id, NOW_S + at)
     accept(registry, "live")
     registry.expire(NOW_S + 59.9)
-    assert registry.take_dropped() == []
+    assert settled_ids(registry) == []
     registry.expire(NOW_S + 61.0)
-    assert registry.take_dropped() == ["a", "b"]
+    assert settled_ids(registry) == ["a", "b"]
     registry.expire(NOW_S + 1e9)
-    assert registry.take_dropped() == ["c"]
+    assert settled_ids(registry) == ["c"]
     assert ids(registry.page(None, 10)) == ["live"]
 
 
@@ -296,89 +320,3 @@ def test_an_exec_is_alone_only_where_no_other_was_live_at_its_start() -> None:
     b.drained(NOW_S, WALL_S, oom_kills=1, starts=registry.starts)
     assert b.exit is not None
     assert b.exit.oom.verdict == "possible"
-
-
-class RegistryMachine(RuleBasedStateMachine):
-    """Execs come, fail, close and are forgotten; the plain truth is kept beside it."""
-
-    ids = st.sampled_from("abcdefgh")
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.registry = Registry(FEW)
-        self.now_s = NOW_S
-        self.live: dict[str, Exec] = {}
-        self.closed: dict[str, tuple[Exec, float]] = {}  # in order of closing
-        self.tombs: dict[str, float] = {}
-        self.starts = 0
-
-    def expire(self) -> list[str]:
-        dropped = []
-        for exec_id, (_, closed_s) in list(self.closed.items()):
-            is_old = closed_s + FEW.finished_s_max <= self.now_s
-            if is_old or len(self.closed) > FEW.finished_execs_max:
-                dropped.append(exec_id)
-                del self.closed[exec_id]
-        return dropped
-
-    @rule(exec_id=ids)
-    def start(self, exec_id: str) -> None:
-        expected = None
-        if exec_id in self.live or exec_id in self.closed:
-            expected = "exec_exists"
-        elif self.tombs.get(exec_id, 0) > self.now_s:
-            expected = "cancelled"
-        elif self.registry.state == "draining":
-            expected = "draining"
-        elif len(self.live) == FEW.live_execs_max:
-            expected = "busy"
-        if expected is not None:
-            assert refusal(self.registry, exec_id, self.now_s).kind == expected
-            return
-        self.starts += 1
-        self.live[exec_id] = accept(self.registry, exec_id, self.now_s)
-        assert self.live[exec_id].number == self.starts
-
-    @rule(at=st.integers(0, 2))
-    def start_fails(self, at: int) -> None:
-        if at < len(self.live):
-            exec_id = [*self.live][at]
-            fail(self.registry, self.live.pop(exec_id))
-
-    @rule(at=st.integers(0, 2))
-    def closes(self, at: int) -> None:
-        if at < len(self.live):
-            exec_id = [*self.live][at]
-            self.closed[exec_id] = (self.live.pop(exec_id), self.now_s)
-            finish(self.registry, exec_id, self.now_s)
-            assert self.registry.take_dropped() == self.expire()
-
-    @rule(exec_id=ids)
-    def bury(self, exec_id: str) -> None:
-        if exec_id not in self.live and exec_id not in self.closed:
-            self.registry.bury(exec_id, self.now_s)
-            self.tombs[exec_id] = self.now_s + TOMBSTONE_S
-            assert self.registry.take_dropped() == self.expire()
-
-    @rule(seconds=st.sampled_from([0.5, 20.0, 61.0, TOMBSTONE_S]))
-    def time_passes(self, seconds: float) -> None:
-        self.now_s += seconds
-        self.registry.expire(self.now_s)
-        assert self.registry.take_dropped() == self.expire()
-
-    @rule(is_draining=st.booleans())
-    def drain(self, is_draining: bool) -> None:
-        self.registry.state = "draining" if is_draining else "serving"
-
-    @invariant()
-    def what_is_known_is_what_is_live_or_kept(self) -> None:
-        known = [*self.live.values(), *(each for each, _ in self.closed.values())]
-        by_number = sorted(known, key=lambda each: each.number)
-        assert self.registry.page(None, 100) == (by_number, None)
-        assert self.registry.live() == [*self.live.values()]
-        assert self.registry.live_count == len(self.live)
-        assert self.registry.starts == self.starts
-
-
-TestRegistry = RegistryMachine.TestCase
-TestRegistry.settings = settings(max_examples=80, stateful_step_count=40)

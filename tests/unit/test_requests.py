@@ -28,6 +28,7 @@ from runnerd.protocol.requests import (
     ExecAttach,
     ExecCancel,
     ExecDetach,
+    ExecForget,
     ExecInspect,
     ExecList,
     ExecSignal,
@@ -50,6 +51,7 @@ codecs = pytest.mark.parametrize("codec", CODECS, ids=lambda codec: codec.encodi
 EXEC_ID: Final = ["", "x" * 129, "a b", "a/b", "a\n", "a\0", "\u00e9", "\uff41", "\u0661"]
 BOOL: Final = [0, 1, "true", "false", ""]
 INT_OF_63_BITS: Final = [-1, 2**63, 10**30, 1.5, 1e300, math.nan, math.inf]
+FROM_ONE: Final = [0, *INT_OF_63_BITS]
 WINDOW: Final = [0, -1, 2**40 + 1, 10**30, 0.5]
 SECONDS: Final = [
     *[0, 0.0, -0.0, -1, -5e-324, 1e9 + 1, 10**30, 1e300, "5"],
@@ -69,11 +71,19 @@ BAD: Final[dict[type[Params], dict[str, list[Any]]]] = {
         "protocol": [[-1], [2**31], [True], ["1"], [1.0], [None], [1] * 65],
         "client": ["x" * 257, "a\0"],
         "incarnation": ["x" * 65, "\0"],
+        "fence": [*FROM_ONE, "", "Current", "1"],
     },
-    Attach: {"streams": STREAMS, "window_bytes": WINDOW},
+    Attach: {
+        "streams": STREAMS,
+        "subscriber": EXEC_ID,
+        "generation": [*FROM_ONE, 1],  # 1 is refused without a subscriber
+        "window_bytes": WINDOW,
+    },
     ExecStart: {
         "argv": [[], [""], ["", "a"], ["a", "b\0"], ["\0"], ["a", 1], ["a", None], [["a"]]],
         "exec_id": EXEC_ID,
+        "nonce": [*EXEC_ID, "x"],  # x is refused without an exec_id
+        "horizon": INT_OF_63_BITS,
         "env": [{"": "x"}, {"A=B": "x"}, {"A\0": "x"}, {"A": "\0"}, {"A": 1}, {"A": True}],
         "env_mode": ["", "Extend", "merge"],
         "cwd": ["", "relative", "./x", "~", "/a\0b", " /"],
@@ -104,6 +114,8 @@ BAD: Final[dict[type[Params], dict[str, list[Any]]]] = {
         "exec_id": EXEC_ID,
         "after": [*INT_OF_63_BITS, "", "head", "0"],
         "streams": STREAMS,
+        "subscriber": EXEC_ID,
+        "generation": [*FROM_ONE, 1],
         "window_bytes": WINDOW,
     },
     ExecDetach: {"subscription": INT_OF_63_BITS},
@@ -120,7 +132,13 @@ BAD: Final[dict[type[Params], dict[str, list[Any]]]] = {
         "signal": [0, 65, -9, 10**30, "", "NOPE", "TERM\0", "0", "65", "x" * 100_000, 1.5],
         "to": ["", "session", "all"],
     },
-    ExecCancel: {"exec_id": EXEC_ID, "grace_s": GRACE, "wait": BOOL, "tombstone": BOOL},
+    ExecCancel: {
+        "exec_id": EXEC_ID,
+        "grace_s": GRACE,
+        "if_nonce": EXEC_ID,
+        "wait": BOOL,
+        "tombstone": BOOL,
+    },
     ExecWait: {"exec_id": EXEC_ID, "until": ["", "started"], "timeout_s": SECONDS},
     ExecInspect: {"exec_id": EXEC_ID, "usage": BOOL},
     ExecList: {
@@ -130,6 +148,7 @@ BAD: Final[dict[type[Params], dict[str, list[Any]]]] = {
         "limit": [0, -1, 1001, 10**30, 1.5],
         "usage": BOOL,
     },
+    ExecForget: {"exec_id": EXEC_ID},
     DaemonMetrics: {"format": ["", "json"]},
 }
 
@@ -144,6 +163,7 @@ REQUIRED: Final[dict[type[Params], dict[str, Any]]] = {
     ExecCancel: {"exec_id": "x"},
     ExecWait: {"exec_id": "x"},
     ExecInspect: {"exec_id": "x"},
+    ExecForget: {"exec_id": "x"},
 }
 """The least each request needs; each of these removed must be missed by name."""
 
@@ -345,6 +365,9 @@ GOOD: Final[list[tuple[type[Params], dict[str, Any]]]] = [
     (Hello, {"protocol": [0, 2**31 - 1] * 32, "client": "x" * 256, "incarnation": "x" * 64}),
     (ExecStart, {"argv": ["a", "", "\n", "\u00e9" * 1000], "exec_id": "x" * 128}),
     (ExecStart, {"argv": ["a"], "exec_id": "AZaz09_.:-"}),
+    (ExecStart, {"argv": ["a"], "exec_id": "x", "nonce": "x" * 128, "horizon": 2**63 - 1}),
+    (ExecStart, {"argv": ["a"], "horizon": 0}),
+    (ExecCancel, {"exec_id": "x", "if_nonce": "AZaz09_.:-"}),
     (ExecStart, {"argv": ["a"], "env": {"A": "", "B": None, " ": "=", "1": "\n"}}),
     (ExecStart, {"argv": ["a"], "cwd": "/", "user": "0:0", "umask": 0, "nice": -20}),
     (ExecStart, {"argv": ["a"], "user": "x" * 520, "umask": 0o777, "nice": 19}),

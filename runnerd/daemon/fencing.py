@@ -1,0 +1,77 @@
+"""The fence and its durability: a new owner is answered once it can no longer be forgotten."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from typing import Literal
+
+from runnerd.core.bounds import FENCE_WAIT_S
+from runnerd.core.fence import Fence
+
+from .journal import Journal
+from .poller import Owner, Poller
+
+Told = Callable[[bool], None]
+
+
+class Fencing:
+    """Take the fences of hellos.
+
+    A new one is in force at once, for everybody else; its own connection goes on when it is
+    written, or after FENCE_WAIT_S, and is told which.
+
+    Args:
+        highest: As an earlier incarnation left it, or None.
+        journal: Where it is written.
+        poller: For the time that may take.
+        owner: Who is told of a failure.
+    """
+
+    def __init__(
+        self, highest: int | None, *, journal: Journal, poller: Poller, owner: Owner
+    ) -> None:
+        self.fence = Fence(highest)
+        self._journal = journal
+        self._poller = poller
+        self._owner = owner
+        self._waiting: list[Told] | None = None  # None = the highest is as durable as it gets
+
+    def take(self, asked: int | Literal["current"] | None, told: Told) -> int | None:
+        """Take a hello's fence; `told` is called with whether the highest is written.
+
+        Returns:
+            What the connection holds; see Fence.hold.
+        """
+        is_new = self.fence.is_new(asked)
+        held = self.fence.hold(asked)
+        if is_new and self._journal.is_on:
+            self._write(told)
+        elif self._waiting is not None and held == self.fence.highest:
+            self._waiting.append(told)
+        else:
+            told(self._journal.is_on)
+        return held
+
+    def _write(self, told: Told) -> None:
+        # Whoever waited for a lower one goes on with this: it is fenced by now.
+        waiting = self._waiting = [*(self._waiting or []), told]
+
+        def written(is_written: bool) -> None:  # noqa: FBT001 - an answer, not a mode
+            if self._waiting is waiting:
+                self._waiting = None
+            calls = waiting[:]
+            waiting.clear()
+            for call in calls:
+                call(is_written)
+
+        timer = self._poller.call_at(
+            time.monotonic() + FENCE_WAIT_S, self._owner, lambda: written(False)
+        )
+
+        def done(is_written: bool) -> None:  # noqa: FBT001 - an answer, not a mode
+            timer.cancel()
+            written(is_written)
+
+        assert self.fence.highest is not None
+        self._journal.raise_fence(self.fence.highest, self._owner, done)

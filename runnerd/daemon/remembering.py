@@ -1,0 +1,73 @@
+"""What outlives a daemon, as it is found at boot: the state directory and the journal in it."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from runnerd.core.bounds import Bounds
+from runnerd.core.past import Past
+
+from .state import StateDirectory, find_state
+
+if TYPE_CHECKING:
+    from .journal_file import JournalFile
+
+
+class Memory:
+    """What earlier incarnations left, and where this one may leave something.
+
+    Nothing here ends a boot: without a state directory or a journal the daemon serves all the
+    same, and says why.
+
+    Args:
+        asked: --state-dir, or None.
+        bounds: How many pasts are kept.
+        wall_s: Unix seconds, for the name of a damaged journal.
+
+    Attributes:
+        directory: The state directory, locked; None = there is none.
+        file: The journal, open; None = there is none.
+        reason: Why there is no journal, or None.
+        warnings: What an operator should know, in sentences.
+        pasts: What is known of earlier execs, in order of acceptance.
+        starts: Starts accepted by earlier incarnations.
+        dropped: The highest number of acceptance of which nothing is known any more.
+        fence: The highest fence they saw, or None.
+    """
+
+    def __init__(self, asked: str | None, bounds: Bounds, wall_s: float) -> None:
+        self.file: JournalFile | None = None
+        self.warnings: list[str] = []
+        self.pasts: list[Past] = []
+        self.starts = 0
+        self.dropped = 0
+        self.fence: int | None = None
+        self.directory: StateDirectory | None
+        self.directory, why = find_state(asked)
+        self.reason = None if why is None else f"no state directory: {why}"
+        if self.directory is not None:
+            self._open(self.directory, bounds, wall_s)
+        elif asked is not None:
+            self.warnings.append(f"no state directory: {why}")
+
+    @property
+    def path(self) -> str | None:
+        """Where the state directory is, or None."""
+        return None if self.directory is None else str(self.directory.path)
+
+    def _open(self, directory: StateDirectory, bounds: Bounds, wall_s: float) -> None:
+        # Imported where there is something to be opened: 2 ms and 1 MB (DECISIONS.md).
+        from .journal_file import JournalError, open_journal  # noqa: PLC0415
+
+        try:
+            self.file, kept = open_journal(
+                directory.path, pasts_max=bounds.settled_execs_max, wall_s=wall_s
+            )
+        except JournalError as error:
+            self.reason = f"no journal: {error}"
+            self.warnings.append(self.reason)
+            return
+        self.pasts, self.starts, self.fence = kept.pasts, kept.starts, kept.fence
+        self.dropped = kept.dropped
+        if kept.moved is not None:
+            self.warnings.append(f"a new journal was begun: {kept.moved}")
