@@ -59,8 +59,9 @@ class Settled:
             The numbers dropped.
         """
         self.dropped_number = dropped
-        by_id = {past.exec_id: past for past in sorted(pasts, key=lambda past: past.number)}
-        gone: list[int] = []
+        in_order = sorted(pasts, key=lambda past: past.number)
+        by_id = {past.exec_id: past for past in in_order}
+        gone = [past.number for past in in_order if by_id[past.exec_id] is not past]
         ends = [(now_s - _age_s(past, wall_s), past.number, past) for past in by_id.values()]
         for ended_s, _, past in sorted(ends):
             known = _without_output(past)

@@ -380,6 +380,7 @@ class TailBudget:
         self.on_degraded: Callable[[Transcript], None] = lambda _transcript: None
         self._live: dict[Transcript, None] = {}
         self._finished: dict[Transcript, None] = {}
+        self._owed: dict[Transcript, None] = {}  # removed, but for what a reader waits for
         self.used_bytes = 0
         self.tail_bytes = bounds.tail_bytes_max
 
@@ -397,13 +398,24 @@ class TailBudget:
         self._share()
 
     def remove(self, transcript: Transcript) -> None:
-        """Its exec is forgotten."""
+        """Its exec is forgotten: all of it goes but what a waiting reader is still owed.
+
+        That is counted until the reader has taken it, or is waited for no more: else forgetting
+        what nobody reads would fill the memory without anybody noticing.
+        """
         self._live.pop(transcript, None)
         self._finished.pop(transcript, None)
         self.wanting.pop(transcript, None)
-        self.used_bytes -= transcript.cost
         transcript.remove()
+        self._owed[transcript] = None
+        self._free_owed()
         self._share()
+
+    def _free_owed(self) -> None:
+        for transcript in list(self._owed):
+            self.used_bytes -= transcript.trim(0)
+            if not transcript.cost:
+                del self._owed[transcript]
 
     def grew(self, transcript: Transcript, cost: int) -> None:
         """A live transcript took a record; drop what no longer fits, there and elsewhere."""
@@ -440,6 +452,7 @@ class TailBudget:
 
     def relieve(self) -> None:
         """Drop what is over the total: finished tails, then live ones down to their share."""
+        self._free_owed()
         for transcript in list(self._finished):
             if self.used_bytes <= self._bounds.transcript_total_bytes_max:
                 return

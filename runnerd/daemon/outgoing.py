@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 _BATCH_BYTES: Final = 256 * 1024
 _TURN_RECORDS: Final = 4  # of one subscription before the next has its turn
 _IOV_MAX: Final = 256  # well under IOV_MAX, 1024, writev(2)
-_FLUSH_BATCHES: Final = 4  # before other connections have their turn
+_BULK_BYTES: Final = 64 * 1024  # a batch of this or more: what follows waits for its turn
 
 
 class Outgoing:
@@ -68,6 +68,7 @@ class Outgoing:
         self._ready: dict[Subscription, None] = {}
         self._rest: list[bytearray | memoryview] = []  # of a batch that did not fit the socket
         self._is_slow = False
+        self._is_bulk = False
         self._is_last = False
         self._is_refused = False
         self._wake_slow = trio.Event()
@@ -130,7 +131,10 @@ class Outgoing:
     def wake(self, subscription: Subscription) -> None:
         """Queue what a subscription has."""
         self._ready[subscription] = None
-        self._service.poller.defer(self, self.flush)
+        if self._is_bulk:
+            self._service.poller.defer_bulk(self, self.flush)
+        else:
+            self._service.poller.defer(self, self.flush)
 
     def finish(self) -> None:
         """Write what is queued, then be gone."""
@@ -138,21 +142,19 @@ class Outgoing:
         self._service.poller.defer(self, self.flush)
 
     def flush(self) -> None:
-        """Write as much as the socket takes now."""
+        """Write one batch, or as much of it as the socket takes now; the next in its turn."""
         if self._is_slow or self._sock.fileno() < 0:
             return
-        for _ in range(_FLUSH_BATCHES):
-            batch = self._next_batch()
-            if not batch:
-                if self._is_last:
-                    self._on_gone()
-                self._progress.set()
-                self.arrivals.settle()
-                return
-            self._rest = list(batch)
-            if not self._write_some():
-                return
-        self._service.poller.call_soon(self, self.flush)
+        self._rest = list(self._next_batch())
+        if not self._write_some():
+            return
+        if self._outbox or self._ready:
+            self._service.poller.defer_bulk(self, self.flush)
+            return
+        if self._is_last:
+            self._on_gone()
+        self._progress.set()
+        self.arrivals.settle()
 
     def _write_some(self) -> bool:
         """Write of the rest; False where some of it stays, for the slow path or for good."""
@@ -175,17 +177,19 @@ class Outgoing:
         return True
 
     async def serve_slow(self) -> None:
-        """Take over whenever the socket is full. A task of the connection."""
+        """Wait in its place whenever the socket is full. A task of the connection."""
         while True:
             await self._wake_slow.wait()
             self._wake_slow = trio.Event()
-            while not self._write_some():
-                if not await self._wait_writable():
-                    self._on_gone()
-                    return
+            if not await self._wait_writable():
+                self._on_gone()
+                return
+            self._service.poller.defer_bulk(self, self._go_on)
+
+    def _go_on(self) -> None:
+        if self._sock.fileno() >= 0 and self._write_some():
             self._is_slow = False
             self.flush()
-            await trio.lowlevel.checkpoint()
 
     async def _wait_writable(self) -> bool:
         while True:
@@ -236,6 +240,8 @@ class Outgoing:
             batch.append(message)
             size += len(message)
             self._batched_bytes += len(message)
+        if batch and self._is_bulk:
+            return batch  # an answer does not wait for output, nor others for that
         while self._ready and size < _BATCH_BYTES and len(batch) < _IOV_MAX:
             subscription = next(iter(self._ready))
             del self._ready[subscription]
@@ -243,6 +249,7 @@ class Outgoing:
             if found is None or found[0] is not subscription:
                 continue
             size += self._take_turn(subscription, found[1], batch)
+        self._is_bulk = size >= _BULK_BYTES
         return batch
 
     def _take_turn(

@@ -25,6 +25,7 @@ EPOLLIN: Final = select.EPOLLIN
 EPOLLOUT: Final = select.EPOLLOUT
 _BATCH: Final = 64
 _ROUNDS_MAX: Final = 8  # of descriptors that are ready again at once, before others have a turn
+_TURN_S: Final = 0.0003  # for them, and again for bulk work; what others wait for at most, nearly
 _SWEEP_MIN: Final = 64  # cancelled timers that are not worth a sweep
 
 
@@ -65,6 +66,7 @@ class Poller:
         self._counter = itertools.count()
         self._scope: trio.CancelScope | None = None
         self._deferred: dict[Callable[[], None], Owner] = {}
+        self._bulk: dict[Callable[[], None], Owner] = {}  # in turns
         self._in_batch = False
 
     def watch(self, fd: int, events: int, handler: Callable[[int], None], owner: Owner) -> None:
@@ -102,6 +104,16 @@ class Poller:
         if not self._in_batch and len(self._deferred) == 1:
             self.call_soon(owner, self._run_deferred)
 
+    def defer_bulk(self, owner: Owner, call: Callable[[], None]) -> None:
+        """Call once, in turn with other bulk work, after what is ready has been handled.
+
+        A call does one bounded piece and comes back for the next. So a flood of output to fifty
+        readers is a queue beside everything else, and not a wall before it.
+        """
+        self._bulk[call] = owner
+        if self._scope is not None:
+            self._scope.deadline = -math.inf
+
     def batch(self, handle: Callable[[], None]) -> None:
         """Handle something, then make the calls it deferred."""
         self._in_batch = True
@@ -128,12 +140,25 @@ class Poller:
     async def run(self) -> None:
         """Serve for ever. A core task: what escapes it is an uncaught error of the daemon."""
         while True:
-            with trio.CancelScope(deadline=self._next_deadline()) as self._scope:
-                await trio.lowlevel.wait_readable(self._epoll)
-            self._scope = None
+            if self._bulk:
+                await trio.lowlevel.checkpoint()
+            else:
+                with trio.CancelScope(deadline=self._next_deadline()) as self._scope:
+                    await trio.lowlevel.wait_readable(self._epoll)
+                self._scope = None
+            until_s = time.monotonic() + _TURN_S
             for _ in range(_ROUNDS_MAX):
-                if not self._handle_ready():
+                if not self._handle_ready() or time.monotonic() >= until_s:
                     break
+            if self._bulk:
+                self.batch(self._work)
+
+    def _work(self) -> None:
+        until_s = time.monotonic() + _TURN_S
+        while self._bulk and time.monotonic() < until_s:
+            call = next(iter(self._bulk))
+            owner = self._bulk.pop(call)
+            self._call(owner, lambda _events, call=call: call(), 0)  # type: ignore[misc]
 
     def _handle_ready(self) -> bool:
         """Handle what is ready now; returns whether there was anything."""

@@ -57,8 +57,12 @@ class Memory:
 
     def _open(self, directory: StateDirectory, bounds: Bounds, wall_s: float) -> None:
         # Imported where there is something to be opened: 2 ms and 1 MB (DECISIONS.md).
-        from .journal_file import JournalError, open_journal  # noqa: PLC0415
-
+        try:
+            from .journal_file import JournalError, open_journal  # noqa: PLC0415
+        except ImportError as error:  # an interpreter can be built or packaged without it
+            self.reason = f"no journal: this Python has no sqlite3 ({error})"
+            self.warnings.append(self.reason)
+            return
         try:
             self.file, kept = open_journal(
                 directory.path, pasts_max=bounds.settled_execs_max, wall_s=wall_s

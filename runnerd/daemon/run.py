@@ -182,7 +182,6 @@ def _say_ready(service: Service, options: Options, words: _Words) -> None:
     for warning in service.warnings:
         service.log.warning("boot_warning", warning=warning)
     place = service.spool.place
-    service.log.info("spool", directory=place.directory, reason=place.reason)
     service.log.info(
         "ready",
         socket=service.socket_path,
@@ -200,6 +199,8 @@ def _say_ready(service: Service, options: Options, words: _Words) -> None:
         kill_leaves=service.leaves.kill,
         memory_leaves=service.leaves.memory,
         no_leaves=service.leaves.reason,
+        spool_directory=place.directory,
+        spool_reason=place.reason,
     )
     words.ready()
     _notify("READY=1")

@@ -111,9 +111,7 @@ class Spooler:
     def _gave_back(self, result: Exception | None) -> None:
         if isinstance(result, Exception) and self._can_punch:
             self._can_punch = False
-            self._log.info(
-                "spool_space", reason=f"space is given back all at once: {_said(result)}"
-            )
+            self._log.info("spool_space", reason=_said(result))
 
     # ------------------------------------------------------------------ reading
 

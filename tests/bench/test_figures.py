@@ -24,7 +24,7 @@ import pytest
 from runnerd.protocol.answers import OutputNote
 from runnerd.protocol.codec import Codec, Incoming
 from runnerd.protocol.framing import Encoding, FrameSplitter
-from runnerd.protocol.requests import Attach, ExecCancel, ExecStart, Hello
+from runnerd.protocol.requests import Attach, ExecAttach, ExecCancel, ExecStart, Hello
 from tests.harness import REPOSITORY, RunnerdProcess, descendants, wait_for
 
 pytestmark = pytest.mark.bench
@@ -84,7 +84,7 @@ class Pipeline:
     def __exit__(self, *_: object) -> None:
         self._sock.close()
 
-    def send(self, method: str, params: Hello | ExecStart | ExecCancel) -> None:
+    def send(self, method: str, params: Hello | ExecStart | ExecAttach | ExecCancel) -> None:
         self._id += 1
         self._sock.sendall(self.codec.call(self._id, method, params))
 

@@ -63,10 +63,9 @@ def test_c63_pieces_joined_by_sequence_are_the_whole(
 
     The 500 are 250 for each flow.
     Under `block` it is acknowledging that makes this hold, however small the transcript; under
-    `drop`, without a spool, the transcript has to be large enough for all of it.
+    `drop` it is the spool, which has what the tail in memory has let go of.
     """
-    options = ("--tail-bytes-max", str(64 << 20), "--transcript-total-bytes-max", str(256 << 20))
-    daemon = start_daemon(*(options if flow == "drop" else ()))
+    daemon = start_daemon()
     script = "for i in $(seq 1 200000); do echo $i; done; sleep 1"
     wanted = b"".join(b"%d\n" % number for number in range(1, 200_001))
     chance = random.Random(63)  # the same cuts in every run
@@ -199,9 +198,9 @@ def test_c68_every_subscriber_has_the_same_stream(
 ) -> None:
     """Three clients at three times, one of them twice: all have all of it, under equal numbers.
 
-    The tail holds the whole stream, 289 kB: without a spool nothing else could replay it.
+    The stream, 289 kB, is more than a tail in memory: who comes late reads it from disk.
     """
-    daemon = start_daemon("--tail-bytes-max", str(1 << 20))
+    daemon = start_daemon()
     wanted = subprocess.run(["seq", "1", "50000"], capture_output=True, check=True).stdout
     clients = [open_raw(daemon) for _ in range(3)]
     clients[0].call("exec.start", exec_id="c68", argv=["sh", "-c", "seq 1 50000; sleep 1"])

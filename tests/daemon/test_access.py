@@ -406,6 +406,7 @@ print('done')
 AS_NOBODY: Final = """
 import argparse, encodings.idna, os, shutil, traceback
 import runnerd.daemon.run, runnerd.daemon.options, runnerd.daemon.users
+import runnerd.daemon.journal_file
 from runnerd.daemon import guard
 from runnerd.daemon.linux import PR_SET_DUMPABLE, prctl
 guard.NativeGuard.__init__.__defaults__ = (guard.Path('{place}/guard.so'),)

@@ -396,10 +396,12 @@ def test_a_record_is_small_whatever_its_command_was(start_daemon: Start) -> None
 def test_a_pipe_of_gigabytes_is_not_read_at_one_go(start_daemon: Start) -> None:
     """Who has CAP_SYS_RESOURCE can make one, fill it and exit; here the size is pretended."""
     daemon = start_daemon(
+        "--spool",
+        "off",  # with one, the command would go on for 64 MiB before it has to wait
         **planted("""
             from runnerd.daemon import output_pump
             output_pump.bytes_waiting = lambda fd: 1 << 31
-        """)
+        """),
     )
     with RawClient(daemon.socket_path) as client:
         before_kib = rss_kib(daemon.pid)

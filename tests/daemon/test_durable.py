@@ -287,6 +287,64 @@ def transcript_bytes(client: RawClient) -> float:
     return float(line.split()[1])
 
 
+def test_a_restart_forgets_no_start_and_makes_up_no_exit(
+    start_daemon: Start, tmp_path: Path
+) -> None:
+    """One exec has ended, of one only the command has, one was lost; none of them runs again."""
+    marker, place = tmp_path / "marker", tmp_path / "d"
+    place.mkdir()
+    ended: dict[str, Any] = {"exec_id": "ended", "nonce": "n", "argv": marking(marker, "exit 3")}
+    left: dict[str, Any] = {"exec_id": "left", "nonce": "n", "argv": marking(marker, "sleep 900 &")}
+    lost: dict[str, Any] = {"exec_id": "lost", "nonce": "n", "argv": marking(marker, "sleep 900")}
+    first = start_daemon(place=place)
+    with RawClient(first.socket_path) as client:
+        answers = {"ended": run(client, **ended)}
+        answers["left"] = client.call("exec.start", **left)
+        exits = {name: client.call("exec.wait", exec_id=name) for name in ("ended", "left")}
+        answers["lost"] = client.call("exec.start", **lost)
+        # The journal is written in order: once this start is in it, so is all that was before.
+        assert client.call("exec.start", exec_id="last", argv=["true"])["journaled"]
+        wait_for(lambda: runs(marker) == 3)
+        before = client.call("exec.inspect", exec_id="lost")
+    first.kill()
+    wait_for(lambda: not is_alive(answers["lost"]["pid"]))
+    with RawClient(start_daemon(place=place).socket_path) as client:
+        assert client.hello["starts"] == 4
+        for each in (ended, left):
+            name = each["exec_id"]
+            assert client.call("exec.start", **each, horizon=0, attach={}) == again(answers[name])
+            for until in ("exited", "closed"):
+                answer = client.call("exec.wait", exec_id=name, until=until, timeout_s=5)
+                assert answer == exits[name]
+            error = refused(client, "exec.attach", exec_id=name)
+            assert (error.kind, error.data["exit"]) == ("exec_lost", exits[name])
+            assert error.data["incarnation"] == before["incarnation"]
+            answer = client.call("exec.cancel", exec_id=name)
+            assert answer == {"outcome": "already_ended", "receipt": None, "exit": exits[name]}
+        asked = {"exec.start": lost, "exec.signal": {"signal": "TERM"}}
+        for method in ("exec.wait", "exec.attach", "exec.cancel", "exec.write", *asked):
+            params = asked.get(method, {})
+            error = refused(client, method, **({"exec_id": "lost"} | params))
+            assert error.kind == "exec_lost", method
+            assert error.data["pid"] == answers["lost"]["pid"]
+            assert error.data["incarnation"] == before["incarnation"]
+            assert "exit" not in error.data
+        info = client.call("exec.inspect", exec_id="lost")
+        shown = {"state", "argv", "cwd", "user", "labels", "incarnation", "accepted", "accepted_at"}
+        assert {name: info[name] for name in shown} == {name: before[name] for name in shown} | {
+            "state": "closed"
+        }
+        assert (info["exit"], info["closed"], info["transcript"]) == (None, None, "lost")
+        listed = client.call("exec.list")["execs"]
+        assert [each["exec_id"] for each in listed] == ["ended", "left", "lost", "last"]
+        assert refused(client, "exec.start", **(ended | {"nonce": "m"})).kind == "exec_exists"
+        assert refused(client, "exec.start", **(ended | {"umask": 0})).kind == "nonce_reused"
+        assert client.call("exec.forget", exec_id="lost") == {}
+        assert client.call("exec.inspect", exec_id="lost")["argv"] is None
+        assert run(client, "new")["starts"] == 5
+    assert runs(marker) == 3
+
+
 # ------------------------------------------------------------------ cancel
 
 

@@ -219,6 +219,12 @@ def test_with_a_directory_that_others_can_write(start_daemon: Start, place: Path
     assert not list((place / "state").iterdir())
 
 
+def test_with_a_python_that_has_no_sqlite(start_daemon: Start, place: Path) -> None:
+    daemon = start_daemon(place=place, **planted("import sys; sys.modules['sqlite3'] = None"))
+    check_serves_without(daemon, "this Python has no sqlite3")
+    assert last_words(place / "state")["ready_at"]
+
+
 def test_a_second_daemon_in_the_same_place_leaves_it_to_the_first(
     start_daemon: Start, place: Path
 ) -> None:

@@ -203,7 +203,15 @@ class mounted:  # noqa: N801  # used as a function
 
     def __enter__(self) -> Path:
         self._place.mkdir()
-        words = ["mount", "-t", "tmpfs", "-o", f"size={self._size}", "tmpfs", str(self._place)]
+        words = [
+            "mount",
+            "-t",
+            "tmpfs",
+            "-o",
+            f"size={self._size},mode=0700",
+            "tmpfs",
+            str(self._place),
+        ]
         done = subprocess.run(words, capture_output=True, check=False)
         if done.returncode:
             needs.skip_or_fail(f"cannot mount: {done.stderr.decode()}")

@@ -233,6 +233,25 @@ def test_a_dropped_exec_gives_its_bytes_back() -> None:
     assert registry.budget.used_bytes == 0
 
 
+def test_what_a_blocking_reader_is_owed_is_counted_though_its_exec_is_forgotten() -> None:
+    registry = Registry(FEW)
+    read, unread = accept(registry, "read"), accept(registry, "unread", params=blocking())
+    for each in (read, unread):
+        run_to_close(each, NOW_S, output=b"x" * 6_000)
+        registry.closed(each, NOW_S)
+    assert unread.gate.may_read(unread.transcript, registry.budget.tail_bytes)
+    one = unread.transcript.cost
+    assert registry.budget.used_bytes == 2 * one
+    for exec_id in ("unread", "read"):
+        registry.forget(exec_id)
+    assert registry.budget.used_bytes == one
+    assert (read.transcript.cost, unread.transcript.cost) == (0, one)
+    unread.gate.open_for_good()
+    assert unread.gate.may_read(unread.transcript, registry.budget.tail_bytes)
+    registry.budget.relieve()
+    assert (registry.budget.used_bytes, unread.transcript.cost) == (0, 0)
+
+
 def test_a_tombstone_refuses_the_start_that_meets_it_until_it_expires() -> None:
     registry = Registry(FEW)
     registry.bury("a", NOW_S)
