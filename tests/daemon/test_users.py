@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import functools
 import os
+import resource
 import shutil
 import subprocess
 import tempfile
@@ -274,6 +275,15 @@ def test_a_refused_raise_is_an_error_and_runs_nothing(accounts: Wrapped, tmp_pat
     data = caught.value.data
     assert (caught.value.kind, data.stage, data.errno_name) == ("start_failed", "rlimit", "EPERM")
     assert not proof.exists()
+
+
+def test_a_lowered_hard_limit_of_the_daemons_fails_nobody(accounts: Wrapped) -> None:
+    """Nobody has asked for a limit: what we were started with is given back as far as it goes."""
+    client = accounts("--bounding-set=-sys_resource")
+    resource.prlimit(client.info().pid, resource.RLIMIT_NOFILE, (900, 1000))
+    for _ in range(8):  # more than are parked from before
+        assert printed(client, ["true"]) == []
+    assert printed(client, ["sh", "-c", "ulimit -Hn"]) == ["1000"]
 
 
 def test_nice_and_umask(accounts: Wrapped) -> None:
