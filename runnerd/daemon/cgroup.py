@@ -119,8 +119,12 @@ class Leaves:
         if self.parent is None:
             self.reason = "no cgroup v2 of ours is mounted to be written"
             return
+        folder = self.parent / f"{_FOLDER}{incarnation}"
         try:
-            self._open(self.parent / f"{_FOLDER}{incarnation}")
+            try:
+                self._open(folder)
+            except FileNotFoundError:  # another has removed it before it was locked
+                self._open(folder)
         except OSError as error:
             self.give_up(f"{self.parent}: {error.strerror}")
             self.close()
@@ -182,13 +186,17 @@ class Leaves:
             self._lock = None
 
     def stale(self) -> list[Path]:
-        """Return the folders beside ours of daemons that have died."""
+        """Return the folders beside ours of daemons that have died, with something in them.
+
+        The empty ones are removed.
+        """
         found: list[Path] = []
         if self.parent is None or self._folder is None:
             return found
         with contextlib.suppress(OSError):
             found = [each for each in _folders(self.parent) if _NAME.fullmatch(each.name)]
-        return [each for each in found if each != self._folder and not _is_locked(each)]
+        stale = [each for each in found if each != self._folder and not _is_locked(each)]
+        return [each for each in stale if not _removed(each)]
 
 
 def end_stale(folder: Path) -> bool:

@@ -271,6 +271,16 @@ def test_what_a_dead_daemon_left_is_ended_by_the_next(
     assert third.stop() == 0
 
 
+def test_an_empty_folder_of_a_dead_daemon_goes_at_once(start_daemon: Start, parent: Path) -> None:
+    dead = start_daemon("--cgroups", str(parent))
+    folder = own_folder(parent)
+    dead.kill()
+    wait_for(lambda: not any(members(each) for each in leaves_in(folder)))
+    start_daemon("--cgroups", str(parent))
+    assert not folder.exists()
+    assert own_folder(parent).exists()
+
+
 def test_leaves_that_cannot_be_entered_are_given_up(start_daemon: Start, parent: Path) -> None:
     """Said once; the commands run without."""
     daemon = start_daemon(
