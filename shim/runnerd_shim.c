@@ -1,14 +1,15 @@
 /* runnerd-shim: stands between runnerd and one command.
  *
  * INTERFACE
- *   No arguments, an empty environment, two descriptors:
+ *   No arguments, an empty environment, two descriptors or three:
  *     3  control   one end of a SOCK_SEQPACKET pair; one text line per message, both ways
  *     4  lifeline  one end of a SOCK_STREAM pair shared by all shims; only its end means anything
+ *     5  leaf      a cgroup v2 for the command, or nothing that is one
  *   It forks the process that will become the command at once, says `parked`, and waits.
  *
- *   From runnerd: `job` (with descriptors: stdin, stdout, stderr, the job's memfd, and a
- *   cgroup.procs if the job says so), `signal N command|group|tree`, `end GRACE_MS`.
- *   To runnerd: parked, failed, oom-adj, started, exited, signalled, ending, termed, killing,
+ *   From runnerd: `job` (with descriptors: stdin, stdout, stderr, the job's memfd),
+ *   `signal N command|group|tree`, `end GRACE_MS`.
+ *   To runnerd: parked, failed, leaf, oom-adj, started, exited, signalled, ending, termed, killing,
  *   killed, survivors, empty. README.md lists their words; runnerd/protocol/shimwire.py parses
  *   them, and runnerd/protocol/job.py writes the memfd. Those two and these sources change
  *   together. shim_child.h is the child's half, shim_tree.h finds and signals processes.
@@ -30,6 +31,7 @@
 #define _GNU_SOURCE
 #include <poll.h>
 #include <sched.h>
+#include <sys/vfs.h>
 #include <sys/wait.h>
 
 #include "shim_child.h"
@@ -39,11 +41,16 @@
 #ifndef SYS_close_range
 #define SYS_close_range 436 /* on every architecture; older headers lack it */
 #endif
+#ifndef SYS_clone3
+#define SYS_clone3 435
+#endif
 
 enum {
     CONTROL_FD = 3,
     LIFELINE_FD = 4,
-    FIRST_OTHER_FD = 5,
+    LEAF_FD = 5,
+    FIRST_OTHER_FD = 6,
+    CGROUP2_MAGIC = 0x63677270,
 
     HANG_UP_GRACE_MS = 1500, /* runnerd's own stop kills at 1.5 s and is gone at 2.0 s */
     KILL_BOUND_MS = 1000,    /* rounds of KILL until what is left is called a survivor */
@@ -64,6 +71,7 @@ enum phase { WAITING, STARTING, STARTED, FAILED };
 enum ladder { AT_REST, GRACE, KILLING, SURVIVING };
 
 static int job_socket = -1; /* -1 once its end was seen */
+static int leaf_kill = -1;  /* the cgroup.kill of the command's leaf, where it has one */
 static enum phase phase = WAITING;
 static bool leader_reaped, exit_unsent;
 static int64_t exit_unsent_ms;
@@ -164,6 +172,24 @@ static bool kill_children(void)
     return dying;
 }
 
+/* Everything in the leaf at once, and what is being forked there. */
+static void kill_leaf(void)
+{
+    while (leaf_kill >= 0 && write(leaf_kill, "1", 1) < 0 && errno == EINTR)
+        ;
+}
+
+/* For the receipt: who lives now, for of a leaf that is killed at once only the dead are met. */
+static void note_living(void)
+{
+    if (leaf_kill < 0)
+        return;
+    tree_list();
+    for (size_t i = 0; i < tree_count; i++)
+        if (tree[i].state != 'Z')
+            note_killed(&tree[i]);
+}
+
 /* One round of KILL; true if it met anything new.
  *
  * Direct children, and if they are not all dead already then the whole tree: a killed parent can
@@ -175,7 +201,10 @@ static bool kill_children(void)
 static bool kill_round(void)
 {
     int64_t before = killed_total, now = now_ms();
-    bool dying = kill_children();
+    bool dying;
+
+    kill_leaf();
+    dying = kill_children();
 
     if (dying && !tree_list() && !leader_reaped)
         kill(-leader, SIGKILL); /* no /proc at all: the group is what can be reached */
@@ -348,6 +377,7 @@ static void climb_ladder(void)
 
         put(&line, "killing"); /* before the first KILL, so that an exit by it is known as ours */
         say(&line);
+        note_living();
         ladder = KILLING;
         survivors_at_ms = now_ms_up() + KILL_BOUND_MS;
     }
@@ -393,6 +423,12 @@ static void start_ended(void)
     if (report->stage != EXEC || (read_process(leader, &process) && process.flags & PF_FORKNOEXEC))
         return;
     phase = STARTED;
+    if (report->leaf_errno) {
+        put(&line, "leaf");
+        put_word_number(&line, report->leaf_errno);
+        say(&line);
+        line.used = 0;
+    }
     if (report->oom_errno) {
         put(&line, "oom-adj");
         put_word_number(&line, report->oom_errno);
@@ -507,7 +543,7 @@ static void reap(void)
 
 static void take_job(int *fds, int fd_count)
 {
-    if (phase == WAITING && fd_count >= JOB_FDS_MIN) {
+    if (phase == WAITING && fd_count == JOB_FDS) {
         pass_on(job_socket, fds, fd_count); /* it fails only if the child is dead, see reap() */
         phase = STARTING;
     } else if (phase == WAITING) {
@@ -577,7 +613,7 @@ static bool take_message(void)
 {
     char text[256];
     const char *words = text;
-    int fds[JOB_FDS_MAX], fd_count;
+    int fds[JOB_FDS], fd_count;
     int64_t grace_ms;
     ssize_t got = receive(CONTROL_FD, MSG_DONTWAIT, text, sizeof text, fds, &fd_count);
 
@@ -662,16 +698,56 @@ static _Noreturn void give_up(const char *stage)
     _exit(111);
 }
 
+/* Descriptor 5, if it is a cgroup v2; anything else there is not for us. */
+static bool has_leaf(void)
+{
+    struct statfs files;
+
+    if (fstatfs(LEAF_FD, &files) == 0 && (uint32_t)files.f_type == CGROUP2_MAGIC)
+        return true;
+    close(LEAF_FD);
+    return false;
+}
+
+/* The child is made in its leaf. To move one there can take the kernel 15 ms, so that is done only
+ * where it cannot be made there: before 5.7, and under filters that refuse clone3(). A refusal of
+ * both is told, not an error. */
+static pid_t fork_into_leaf(void)
+{
+    /* CLONE_ARGS_SIZE_VER2: flags, six that fork() leaves 0 but exit_signal, set_tid's two, cgroup */
+    const uint64_t into_cgroup = 1ULL << 33;
+    uint64_t arguments[11] = {into_cgroup, 0, 0, 0, SIGCHLD, 0, 0, 0, 0, 0, LEAF_FD};
+    long pid = syscall(SYS_clone3, arguments, sizeof arguments);
+    int procs;
+
+    if (pid >= 0 || errno == EAGAIN)
+        return (pid_t)pid;
+    pid = fork();
+    if (pid == 0) {
+        procs = openat(LEAF_FD, "cgroup.procs", O_WRONLY | O_CLOEXEC);
+        if (procs < 0 || write(procs, "0", 1) < 0)
+            report->leaf_errno = errno;
+        close(procs);
+    }
+    return (pid_t)pid;
+}
+
 static void fork_child(void)
 {
+    bool leaf = has_leaf();
     int pair[2];
 
     report = mmap(NULL, sizeof *report, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
     if (report == MAP_FAILED || socketpair(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC, 0, pair) < 0)
         give_up("setup");
-    leader = fork();
+    leader = leaf ? fork_into_leaf() : fork();
     if (leader < 0)
         give_up("fork");
+    if (leaf) {
+        if (leader > 0)
+            leaf_kill = openat(LEAF_FD, "cgroup.kill", O_WRONLY | O_CLOEXEC);
+        close(LEAF_FD);
+    }
     if (leader == 0) {
         close(CONTROL_FD);
         close(LIFELINE_FD);

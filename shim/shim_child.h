@@ -24,10 +24,10 @@
 
 enum { TEXT_BUSY_MS = 900, SIGNAL_MAX = 64 };
 
-enum stage { PARKED, JOB, CGROUP, SESSION, RLIMIT, UMASK, NICE, GROUPS, USER, CWD, STREAMS, EXEC };
+enum stage { PARKED, JOB, SESSION, RLIMIT, UMASK, NICE, GROUPS, USER, CWD, STREAMS, EXEC };
 
-static const char *const stage_names[] = {"killed", "job",  "cgroup", "session", "rlimit",  "umask",
-                                          "nice",   "groups", "user", "cwd",     "streams", "exec"};
+static const char *const stage_names[] = {"killed", "job",    "session", "rlimit", "umask",   "nice",
+                                          "groups", "user",   "cwd",     "streams", "exec"};
 
 /* Lives in a page shared by shim and child, since the child has no other voice that an execve
  * would not have to be told apart from. The child writes, and the shim reads only after the end
@@ -36,6 +36,7 @@ struct report {
     int stage;
     int failed_errno; /* not 0: it failed at `stage` */
     int interpreter_missing;
+    int leaf_errno;
     int oom_errno;
     int oom_known;
     int oom_score_adj;
@@ -69,7 +70,7 @@ enum {
     HAS_OOM_SCORE_ADJ = 1 << 2,
     NO_NEW_PRIVS = 1 << 3,
     CONTROLLING_TERMINAL = 1 << 4,
-    HAS_CGROUP = 1 << 5, /* the message carries a fifth descriptor, a writable cgroup.procs */
+    NO_CAPABILITIES = 1 << 5,
     FLAGS_KNOWN = (1 << 6) - 1,
     GROUPS_MAX = 65536, /* NGROUPS_MAX */
     RLIMITS_MAX = 64
@@ -207,8 +208,8 @@ static void child_raise_oom_score(bool asked, int wanted)
 }
 
 /* The kernel drops capabilities by itself only when a uid leaves 0, and keeps ambient and
- * inheritable ones in cases of their own. So they are dropped here and then looked for. For a
- * target of uid 0 they are left alone: execve would hand them all back to root anyway. */
+ * inheritable ones in cases of their own. So they are dropped here and then looked for. runnerd does
+ * not ask for it where the command runs as uid 0: execve would hand them all back to root anyway. */
 static void child_drop_capabilities(void)
 {
     struct __user_cap_header_struct header = {.version = _LINUX_CAPABILITY_VERSION_3, .pid = 0};
@@ -240,8 +241,6 @@ static void child_become(const struct job *job)
     report->stage = USER;
     job_check(head->uid != UINT32_MAX);
     child_check(syscall(SYS_setresuid, head->uid, head->uid, head->uid));
-    if (head->uid != 0)
-        child_drop_capabilities();
 }
 
 /* One execve, repeated while another process still has the program open for writing: a forked
@@ -315,10 +314,6 @@ static void child_set_up(const struct job *job, const int *fds)
 {
     const struct job_header *head = job->head;
 
-    if (head->flags & HAS_CGROUP) {
-        report->stage = CGROUP;
-        child_check(write(fds[4], "0", 1));
-    }
     report->stage = SESSION;
     child_check(setsid());
     if (head->flags & CONTROLLING_TERMINAL)
@@ -337,6 +332,9 @@ static void child_set_up(const struct job *job, const int *fds)
         child_check(setpriority(PRIO_PROCESS, 0, head->nice));
     if (head->flags & HAS_USER)
         child_become(job);
+    report->stage = USER;
+    if (head->flags & NO_CAPABILITIES)
+        child_drop_capabilities();
     if (head->flags & NO_NEW_PRIVS)
         child_check(prctl(PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0));
     report->stage = CWD;
@@ -349,7 +347,7 @@ static void child_set_up(const struct job *job, const int *fds)
 static _Noreturn void child_main(int job_socket)
 {
     char text[16];
-    int fds[JOB_FDS_MAX], fd_count;
+    int fds[JOB_FDS], fd_count;
     ssize_t got;
     struct job job;
     sigset_t none;
@@ -360,11 +358,10 @@ static _Noreturn void child_main(int job_socket)
     if (got <= 0)
         _exit(0); /* the shim is gone, and so is the reason to wait */
     report->stage = JOB;
-    if (fd_count < JOB_FDS_MIN)
-        child_fail(fd_count < 0 ? EMFILE : EINVAL);
+    if (fd_count != JOB_FDS)
+        child_fail(EMFILE); /* as many were sent */
     child_reset_signals();
     job = job_map(fds[3]);
-    job_check((job.head->flags & HAS_CGROUP ? JOB_FDS_MAX : JOB_FDS_MIN) == fd_count);
     child_set_up(&job, fds);
     report->stage = EXEC;
     sigemptyset(&none);

@@ -16,8 +16,7 @@
 
 enum {
     LINE_BYTES = 4096, /* LISTED_MAX entries of 12 characters and a head */
-    JOB_FDS_MIN = 4,   /* stdin, stdout, stderr, memfd */
-    JOB_FDS_MAX = 5    /* and a cgroup.procs */
+    JOB_FDS = 4        /* stdin, stdout, stderr, memfd */
 };
 
 static int64_t now_ns(void)
@@ -141,12 +140,12 @@ static bool each_number_in(const char *path, void (*each)(int number, void *cont
     return got == 0;
 }
 
-/* One message with its descriptors. `fds` gets at most JOB_FDS_MAX, all close-on-exec; more than
+/* One message with its descriptors. `fds` gets at most JOB_FDS, all close-on-exec; more than
  * that, or more than this process may open, is *fd_count = -1 and none stays open. */
 static ssize_t receive(int socket, int flags, char *text, size_t size, int *fds, int *fd_count)
 {
     union {
-        char bytes[CMSG_SPACE(sizeof(int) * JOB_FDS_MAX)];
+        char bytes[CMSG_SPACE(sizeof(int) * JOB_FDS)];
         struct cmsghdr aligned;
     } control;
     struct iovec part = {.iov_base = text, .iov_len = size - 1};
@@ -159,7 +158,7 @@ static ssize_t receive(int socket, int flags, char *text, size_t size, int *fds,
     message.msg_iovlen = 1;
     message.msg_control = control.bytes;
     /* Not sizeof: its padding has room for one more descriptor than `fds`. */
-    message.msg_controllen = CMSG_LEN(sizeof(int) * JOB_FDS_MAX);
+    message.msg_controllen = CMSG_LEN(sizeof(int) * JOB_FDS);
     *fd_count = 0;
     got = recvmsg(socket, &message, flags | MSG_CMSG_CLOEXEC);
     if (got < 0)
@@ -181,7 +180,7 @@ static ssize_t receive(int socket, int flags, char *text, size_t size, int *fds,
 static bool pass_on(int socket, const int *fds, int fd_count)
 {
     union {
-        char bytes[CMSG_SPACE(sizeof(int) * JOB_FDS_MAX)];
+        char bytes[CMSG_SPACE(sizeof(int) * JOB_FDS)];
         struct cmsghdr aligned;
     } control;
     struct iovec part = {.iov_base = (char[]){'j'}, .iov_len = 1};

@@ -160,6 +160,7 @@ class Exec:
         self._reason: Reason | None = None
         self._oom_kills = oom_kills
         self._alone = alone
+        self._own_oom_kills: int | None = None
         budget.add(self.transcript)
 
     @property
@@ -320,6 +321,11 @@ class Exec:
         self.state = after(self.state, Event.EMPTY)
         return self._close(now_s, wall_s) if self.state is State.CLOSED else []
 
+    def own_oom_kills(self, kills: int | None) -> None:
+        """Take the count of a cgroup that is this exec's alone; None where that has none."""
+        if kills is not None:
+            self._own_oom_kills = max(kills, self._own_oom_kills or 0)
+
     def shim_lost(self) -> None:
         """Its shim is gone without having said `empty`; the daemon adopts what it left."""
         self.state = after(self.state, Event.SHIM_LOST)
@@ -355,12 +361,13 @@ class Exec:
         status, started_s = self._status(), self._started_s
         assert self._reason is not None
         # `ours`: a KILL is ours only where we sent one; the reason alone does not say so.
+        own = self._own_oom_kills
         oom = oom_verdict(
-            self._oom_kills,
-            oom_kills,
+            self._oom_kills if own is None else 0,
+            oom_kills if own is None else own,
             signal=status.signal,
             ours=self.forced and self._reason in _BY_US,
-            alone=self._alone,
+            alone=self._alone or own is not None,
         )
         return Exit(
             exec_id=self.exec_id,

@@ -17,7 +17,8 @@ def oom_verdict(
         after: The same at the exit.
         signal: The signal that ended the command, or None.
         ours: Whether runnerd sent it a KILL.
-        alone: Whether no other exec lived meanwhile.
+        alone: Whether no other exec can have been meant: none lived meanwhile, or the counter is
+            that of a cgroup of its own.
 
     Returns:
         kills and verdict: `killed` only where nothing else can have been meant.

@@ -4,7 +4,9 @@ The kernel gives a dead shim's descendants to the daemon, the next subreaper abo
 nothing else can become a child of the daemon's, all of them belong to execs whose shims are gone.
 Where something else can (children of a `docker exec` where runnerd is PID 1; what a script left
 that became us), a process belongs to the exec if it is the command, is in its session, or carries
-at least the score the shim gave it, where only that gives such a score. Other orphans are reaped
+at least the score the shim gave it, where only that gives such a score. Where the exec has a
+cgroup of its own (daemon/cgroup.py), whatever is in that belongs to it, whoever its parent is.
+Other orphans are reaped
 by daemon/reaper.py and never signalled.
 
 A tree is empty when nobody of it is left, not when nobody can be seen: no descriptor to look with
@@ -27,10 +29,12 @@ from runnerd.core.bounds import KILL_ROUNDS_S
 from runnerd.core.execs import Exec
 from runnerd.protocol.answers import ReceiptProcess, Survivor
 
+from .cgroup import Leaf
 from .ending import LISTED_MAX, receipt_of
 from .poller import Owner, Poller, Timer
 from .procfs import Stat, children, descends_from, read_stat, tree
 from .signalling import send_signal
+from .spares import Spares
 
 _ROUND_S: Final = 0.02
 _SURVIVOR_ROUND_S: Final = 1.0
@@ -45,12 +49,14 @@ class Kin(NamedTuple):
         all_ours: Whether every child of the daemon's that is no shim came from an exec.
         least_score: The oom_score_adj that only processes of commands have, or more; None where
             it proves nothing.
+        leaf: The exec's own cgroup, or None.
     """
 
     is_shim: Callable[[int], bool]
     is_command: Callable[[int], bool]
     all_ours: bool
     least_score: int | None
+    leaf: Leaf | None
 
     def is_of(self, leader: int, stat: Stat) -> bool:
         """Say whether a child of the daemon's belongs to the exec of that command.
@@ -82,6 +88,7 @@ class AdoptedTree:
         its_exec: The exec.
         leader: The command's pid, or the parked child's.
         kin: Tells its processes from others.
+        spares: Descriptors to look with where there are no others.
         reap: Takes the statuses of all who have ended.
         on_empty: Called once nothing is left.
         on_survivors: Called once KILL was in vain.
@@ -95,6 +102,7 @@ class AdoptedTree:
         owner: Owner,
         *,
         kin: Kin,
+        spares: Spares,
         reap: Callable[[], int],
         on_empty: Callable[[], None],
         on_survivors: Callable[[], None],
@@ -104,6 +112,7 @@ class AdoptedTree:
         self._poller = poller
         self._owner = owner
         self._kin = kin
+        self._spares = spares
         self._reap = reap
         self._on_empty = on_empty
         self._on_survivors = on_survivors
@@ -133,7 +142,11 @@ class AdoptedTree:
             if stat is not None and self._kin.is_of(self._leader, stat):
                 found.append(stat)
                 found += [each for each in tree(pid) if each.state not in "ZX"]
-        return found
+        return found + self._others_in_leaf({stat.pid for stat in found})
+
+    def _others_in_leaf(self, seen: set[int]) -> list[Stat]:
+        pids = set() if self._kin.leaf is None else set(self._kin.leaf.pids()) - seen
+        return [stat for stat in map(read_stat, sorted(pids)) if stat is not None]
 
     def end(self, grace_s: float) -> None:
         """TERM to every member once, KILL in rounds after the grace; a later call only hastens."""
@@ -143,7 +156,7 @@ class AdoptedTree:
         self._bound_s = self._kill_at_s + KILL_ROUNDS_S
         if grace_s > 0:
             with contextlib.suppress(OSError):  # if we cannot look, the rounds go on
-                self._term_all()
+                self._spares.retry(self._term_all)
         self._round()
 
     def _term_all(self) -> None:
@@ -163,7 +176,7 @@ class AdoptedTree:
             return
         now_s = time.monotonic()
         try:
-            left = self._look(now_s)
+            left = self._spares.retry(lambda: self._look(now_s))
         except OSError:
             left = self._kill_unseen(now_s)
         if left is None:
@@ -188,8 +201,10 @@ class AdoptedTree:
             return None
         if now_s >= self._kill_at_s:
             self._exec.forced = True
+            if self._kin.leaf is not None:
+                self._kin.leaf.kill()
             for stat in present:
-                if stat.state not in "ZX" and self._send(stat, signal.SIGKILL):
+                if stat.state not in "ZX" and self._kill(stat):
                     self._note_killed(stat)
         return [
             Survivor(
@@ -210,9 +225,22 @@ class AdoptedTree:
                 os.killpg(self._leader, signal.SIGKILL)
         return [Survivor(pid=self._leader, reason="other", command=None)]
 
+    def _kill(self, stat: Stat) -> bool:
+        sent = self._send(stat, signal.SIGKILL)
+        return sent or self._kin.leaf is not None  # it was killed as a whole just before
+
+    def _is_still_ours(self, stat: Stat) -> bool:
+        again = read_stat(stat.pid)
+        if again is None or again.start_ticks != stat.start_ticks:
+            return False
+        in_leaf = self._kin.leaf is not None and stat.pid in self._kin.leaf.pids()
+        return in_leaf or bool(descends_from(stat.pid, os.getpid()))
+
     def _send(self, stat: Stat, number: int) -> bool:
         with contextlib.suppress(OSError):
-            return send_signal(stat.pid, number, lambda: _is_still_ours(stat))
+            return self._spares.retry(
+                lambda: send_signal(stat.pid, number, lambda: self._is_still_ours(stat))
+            )
         return False
 
     def _note_killed(self, stat: Stat) -> None:
@@ -247,12 +275,3 @@ class AdoptedTree:
             or (to == "command" and stat.pid == self._leader)
             or (to == "group" and stat.pgrp == self._leader)
         )
-
-
-def _is_still_ours(stat: Stat) -> bool:
-    again = read_stat(stat.pid)
-    return (
-        again is not None
-        and again.start_ticks == stat.start_ticks
-        and bool(descends_from(stat.pid, os.getpid()))
-    )

@@ -10,11 +10,11 @@ import sys
 
 from .linux import PR_SET_CHILD_SUBREAPER, PR_SET_DUMPABLE, PR_SET_NAME, prctl, set_title
 
-_RESERVED_FDS = 5  # 0-2, and the two numbers a shim is given its sockets as
+_RESERVED_FDS = 6  # 0-2, and the three numbers a shim is given its own as
 
 
 def fill_standard_fds() -> None:
-    """Open 0-4 on /dev/null where they are free.
+    """Open 0-5 on /dev/null where they are free.
 
     Else the next descriptor opened would be one of them: a socket as somebody's stderr, or a
     control socket that the shim's dup2 overwrites.

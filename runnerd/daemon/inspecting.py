@@ -193,6 +193,8 @@ def daemon_info(service: Service) -> DaemonInfo:
         subscriptions=counters.subscriptions,
         parked_shims=service.pool.parked,
         stray_failures=counters.stray_failures.total(),
+        kill_leaves=service.leaves.kill,
+        memory_leaves=service.leaves.memory,
         oom_order=service.oom_order,
         spool_directory=service.spool.place.directory,
         spool_reason=service.spool.place.reason,

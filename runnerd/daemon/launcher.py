@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import os
+import resource
 from collections.abc import Mapping
 from typing import Final, NamedTuple
 
@@ -14,6 +16,7 @@ from runnerd.protocol.requests import PRIVATE_PREFIX, RLIMITS, ExecStart, rlimit
 
 from .pipes import Pipes
 from .shims import Shim, ShimPool
+from .spares import Spares
 from .users import Account, find_account
 
 _PRIVATE_NAMES: Final = frozenset({b"NOTIFY_SOCKET"})  # sd_notify(3): ours alone to talk to
@@ -46,10 +49,12 @@ class Prepared(NamedTuple):
     Attributes:
         job: For the shim, packed.
         pipes: The command's streams, both ends still open.
+        rescue: Whether it may use what is held back for one.
     """
 
     job: bytes
     pipes: Pipes
+    rescue: bool
 
 
 class Launcher:
@@ -57,6 +62,7 @@ class Launcher:
 
     Args:
         pool: Where shims come from.
+        spares: Descriptors for a rescue.
         environment: The daemon's boot environment; RUNNERD_* does not reach commands.
         user: Who commands run as where the request does not say.
         cwd: Where they run where it does not say.
@@ -73,6 +79,7 @@ class Launcher:
     def __init__(
         self,
         pool: ShimPool,
+        spares: Spares,
         environment: Mapping[bytes, bytes],
         *,
         user: str | None,
@@ -85,8 +92,9 @@ class Launcher:
         self.cwd = cwd
         self._boot_score = boot_score
         self._pool = pool
+        self._spares = spares
         self._user = user
-        self._nofile = tuple(value % 2**64 for value in nofile)  # -1 is RLIM_INFINITY
+        self._nofile = nofile[0] % 2**64, nofile[1] % 2**64  # -1 is RLIM_INFINITY
         self._raise_oom_score = raise_oom_score
         private = PRIVATE_PREFIX.encode()
         inherited = {
@@ -109,14 +117,22 @@ class Launcher:
     def prepare(self, params: ExecStart) -> Prepared:
         """Make all that a command needs but its process.
 
+        With `admission: skip` it is a rescue: it may use what is held back for one.
+
         Raises:
             RequestError: start_failed, with nothing left open.
         """
+        if params.admission == "skip":
+            with self._spares.lent():
+                return self._prepare(params)
+        return self._prepare(params)
+
+    def _prepare(self, params: ExecStart) -> Prepared:
         user = params.user or self._user
         account = None if user is None else find_account(user)
         job = pack_job(self._job(params, account))
         try:
-            return Prepared(job, Pipes(params, account))
+            return Prepared(job, Pipes(params, account), rescue=params.admission == "skip")
         except OSError as error:
             raise spawn_failed(error) from error
 
@@ -127,26 +143,28 @@ class Launcher:
             RequestError: start_failed, with nothing left running; the pipes are the caller's.
         """
         try:
-            shim = self._hand_over(prepared.pipes, prepared.job)
+            with self._spares.lent() if prepared.rescue else contextlib.nullcontext():
+                shim = self._hand_over(prepared)
         except OSError as error:
             raise spawn_failed(error) from error
         prepared.pipes.given()
         return shim
 
-    def _hand_over(self, pipes: Pipes, job: bytes) -> Shim:
+    def _hand_over(self, prepared: Prepared) -> Shim:
+        rescue = prepared.rescue
         # A parked shim can be killed by a command of the same uid; the next one will do.
-        for _ in range(self._pool.parked):
-            shim = self._pool.take()
+        for _ in range(self._pool.ready(rescue=rescue)):
+            shim = self._pool.take(rescue=rescue)
             try:
-                _send_job(shim, pipes, job)
+                _send_job(shim, prepared)
             except (BrokenPipeError, ConnectionResetError):
                 shim.close()
                 shim.kill()
             else:
                 return shim
-        shim = self._pool.take()
+        shim = self._pool.take(rescue=rescue)
         try:
-            _send_job(shim, pipes, job)
+            _send_job(shim, prepared)
         except (BrokenPipeError, ConnectionResetError):
             # At the pids limit it finds no room for the child, says so and leaves, perhaps before
             # it is sent a job. Its words are still to be read: they fail the start, as they do
@@ -159,7 +177,7 @@ class Launcher:
         return shim
 
     def _job(self, params: ExecStart, account: Account | None) -> Job:
-        rlimits = {RLIMITS["nofile"]: self._nofile} | {
+        rlimits = {RLIMITS["nofile"]: self._nofile_now()} | {
             RLIMITS[name]: (rlimit_number(soft), rlimit_number(hard))
             for name, (soft, hard) in params.rlimits.items()
         }
@@ -168,6 +186,7 @@ class Launcher:
             env=self._env(params, account),
             cwd=(params.cwd or self.cwd).encode(),
             user=None if account is None else account.switch,
+            no_capabilities=account is not None and account.uid != 0,
             umask=params.umask,
             nice=params.nice,
             oom_score_adj=params.oom_score_adj if self._raise_oom_score else None,
@@ -175,6 +194,13 @@ class Launcher:
             ctty=False,
             rlimits=tuple((number, soft, hard) for number, (soft, hard) in rlimits.items()),
         )
+
+    def _nofile_now(self) -> tuple[int, int]:
+        # Nobody asked for it, so it is no reason to fail: a command of our user may have lowered
+        # our hard limit, prlimit(2), and new shims inherit that.
+        hard_now = resource.getrlimit(resource.RLIMIT_NOFILE)[1] % 2**64
+        soft, hard = self._nofile
+        return min(soft, hard_now), min(hard, hard_now)
 
     def _env(self, params: ExecStart, account: Account | None) -> tuple[bytes, ...]:
         if not params.env and account is None and params.env_mode == "extend":
@@ -190,13 +216,13 @@ class Launcher:
         return joined(merged)
 
 
-def _send_job(shim: Shim, pipes: Pipes, job: bytes) -> None:
+def _send_job(shim: Shim, prepared: Prepared) -> None:
     memfd = os.memfd_create("job", os.MFD_CLOEXEC)
     try:
-        rest = memoryview(job)
+        rest = memoryview(prepared.job)
         while rest:
             rest = rest[os.write(memfd, rest) :]
-        shim.send_job([*pipes.theirs, memfd])
+        shim.send_job([*prepared.pipes.theirs, memfd])
     finally:
         os.close(memfd)
 

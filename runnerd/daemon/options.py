@@ -43,6 +43,7 @@ class Options(msgspec.Struct, kw_only=True):
         ready_fd: Written `ready` and closed once the socket answers.
         oom_score: lower (as far as the kernel lets us) or keep.
         raise_oom_score: Whether commands get 900.
+        cgroups: Where execs get a cgroup of their own: auto, off, or a folder.
         log_level: The least level logged.
         shim: The shim's binary.
         bounds: The limits in force.
@@ -60,6 +61,7 @@ class Options(msgspec.Struct, kw_only=True):
     ready_fd: int | None
     oom_score: str
     raise_oom_score: bool
+    cgroups: str
     log_level: Level
     shim: str
     bounds: Bounds
@@ -139,6 +141,9 @@ def _parser(shim: str) -> _Parser:
         help="our own oom_score_adj: as low as it gets, or as it is; default: lower")  # fmt: skip
     add("--command-oom-score", choices=("raise", "keep"), default="raise",
         help="raise commands' oom_score_adj to 900; keep shows what happens without")  # fmt: skip
+    add("--cgroups", metavar="WHERE", default="auto",
+        help="a cgroup v2 for each exec: auto (below our own, where that can be written), off, or "
+        "the folder of a cgroup to make them in; default: auto")  # fmt: skip
     add("--log-level", choices=LEVELS, default="info", help="default: %(default)s")
     add("--shim", metavar="PATH", default=shim, help="default: the one in this package")
     limits = serve.add_argument_group("limits")
@@ -188,6 +193,8 @@ def _options(given: argparse.Namespace) -> Options:
         raise ConfigError(f"--allow-uid: {', '.join(given.allow_uid)} is no uid")
     if not given.cwd.startswith("/"):
         raise ConfigError(f"--cwd: '{given.cwd}' is not an absolute path")
+    if given.cgroups not in ("auto", "off") and not os.path.isdir(given.cgroups):
+        raise ConfigError(f"--cgroups: '{given.cgroups}' is no directory")
     if not os.access(given.shim, os.X_OK):
         raise ConfigError(f"--shim: '{given.shim}' is not there or not executable")
     return Options(
@@ -203,6 +210,7 @@ def _options(given: argparse.Namespace) -> Options:
         ready_fd=given.ready_fd,
         oom_score=given.oom_score,
         raise_oom_score=given.command_oom_score == "raise",
+        cgroups=given.cgroups,
         log_level=given.log_level,
         shim=os.path.abspath(given.shim),
         bounds=_bounds(given),

@@ -97,6 +97,7 @@ class Reaper:
         shim = self._pool.by_pid.pop(pid, None)
         if shim is not None:
             shim.is_reaped = True
+            self._pool.reaped(shim)
             if status:
                 self._log.debug("shim_ended", pid=pid, status=status)
         exit_status = ExitStatus(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import secrets
 import socket
 import sys
 import threading
@@ -14,6 +15,7 @@ from pathlib import Path
 import trio
 
 from . import boot
+from .cgroup import Leaves
 from .guard import Guard, cause_name
 from .last_words import EXECS_LISTED, LastWords, read_last_words, write_last_words
 from .launcher import Launcher
@@ -28,6 +30,7 @@ from .remembering import Memory
 from .server import Server
 from .service import Service
 from .shims import ShimPool
+from .spares import Spares
 from .spool_file import open_spool
 from .stopping import stop, stop_without_loop, watch_guard
 
@@ -52,12 +55,14 @@ def run_daemon(options: Options, guard: Guard, listener: Listener) -> int:
         except Exception as second:  # noqa: BLE001 - nothing new begins during a stop
             service.uncaught("stop", second)
     words.stopped()
+    service.leaves.close()
     return guard.code()
 
 
 def _assemble(options: Options, guard: Guard, listener: Listener, log: Log) -> Service:
     environment = dict(os.environb)
     boot.close_on_exec()
+    spares = Spares()
     nofile = boot.raise_nofile()
     is_subreaper = boot.take_process()
     # PID 1 gets the orphans of `docker exec` too, and who was started by a script that became us
@@ -69,10 +74,13 @@ def _assemble(options: Options, guard: Guard, listener: Listener, log: Log) -> S
     order = oom_order(cgroup, lowered=lowered)
     boot.hide_process()
     poller = Poller()
+    incarnation = secrets.token_hex(8)
+    leaves = Leaves(options.cgroups, incarnation)
     pool = ShimPool(
         options.shim,
         guard.lifeline,
         options.bounds.parked_shims,
+        leaves,
         poller=poller,
         log=log,
         is_stopping=lambda: guard.cause() is not None,
@@ -92,8 +100,12 @@ def _assemble(options: Options, guard: Guard, listener: Listener, log: Log) -> S
         guard=guard,
         poller=poller,
         pool=pool,
+        spares=spares,
+        leaves=leaves,
+        incarnation=incarnation,
         launcher=Launcher(
             pool,
+            spares,
             environment,
             user=options.user,
             cwd=options.cwd,
@@ -145,6 +157,7 @@ async def _main(service: Service, options: Options, listener: Listener, words: _
         nursery.start_soon(_core, service, "accept", lambda: server.run(nursery))
         service.pool.refill()
         service.expire()
+        service.pool.end_stale_leaves()
         _say_ready(service, options, words)
         await _core(service, "guard", lambda: watch_guard(service))
         words.stopping()
@@ -184,6 +197,9 @@ def _say_ready(service: Service, options: Options, words: _Words) -> None:
         memory_limit_bytes=order.limit_bytes,
         protects_up_to_bytes=order.protects_up_to_bytes,
         cap_sys_resource=order.cap_sys_resource,
+        kill_leaves=service.leaves.kill,
+        memory_leaves=service.leaves.memory,
+        no_leaves=service.leaves.reason,
         spool_directory=place.directory,
         spool_reason=place.reason,
     )
@@ -253,6 +269,7 @@ class _Words:
 
     def stopping(self) -> None:
         """The stop has begun."""
+        self._service.spares.give_up()  # nothing comes after it, and the file needs one
         cause = self._service.guard.cause()
         live = [running.exec for running in self._service.met_by_stop()]
         self._words.stopping_at = time.time()

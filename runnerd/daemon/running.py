@@ -42,6 +42,7 @@ from runnerd.protocol.shimwire import (
     Failed,
     Killed,
     Killing,
+    LeafRefused,
     OomAdjRefused,
     Parked,
     Scope,
@@ -53,6 +54,7 @@ from runnerd.protocol.shimwire import (
 )
 
 from .adopted import AdoptedTree, Kin
+from .cgroup import Leaf
 from .clock_watch import ClockWatch
 from .effects import each_of
 from .ending import EndMessage, ShimEnder
@@ -106,6 +108,7 @@ class Running:
         self._signal_waiters: list[Callable[[int | RequestError], None]] = []
         self._timers = Timers(service.poller, self)
         self._shim: Shim | None = None
+        self._leaf: Leaf | None = None
         self._pipes: Pipes | None = None
         self._output: OutputPump | None = None
         self._stdin: StdinPump | None = None
@@ -148,6 +151,7 @@ class Running:
     def _hand_over(self) -> None:
         self._pipes = self._starting.pipes
         self._shim = self._starting.launch(self._take_message, self._shim_lost)
+        self._leaf = self._shim.leaf
         self._ender = ShimEnder(self.exec, self._shim, self._poller, self)
 
     def _attempt(self, part_of_start: Callable[[], None]) -> None:
@@ -176,20 +180,27 @@ class Running:
             case Exited():
                 self._exited(status_of(message))
             case Empty():
-                self._emptied()
+                self._left_by_shim()
             case Failed():
                 self._starting.failed(message)
             case Signalled():
                 if self._signal_waiters:
                     self._signal_waiters.pop(0)(outcome_of(message))
-            case OomAdjRefused():
-                self._service.log.warning(
-                    "oom_score_adj_refused", exec_id=self.exec.exec_id, errno=message.errno
-                )
+            case LeafRefused() | OomAdjRefused():
+                self._goes_without(message)
             case Ending() | Termed() | Killing() | Killed() | Survivors():
                 self._end_goes_on(message)
             case Parked():
                 pass  # the shim itself keeps what it says
+
+    def _goes_without(self, message: LeafRefused | OomAdjRefused) -> None:
+        if isinstance(message, LeafRefused):
+            self._leaf = None
+            self._service.pool.leaf_refused(message.errno)
+        else:
+            self._service.log.warning(
+                "oom_score_adj_refused", exec_id=self.exec.exec_id, errno=message.errno
+            )
 
     def _end_goes_on(self, message: EndMessage) -> None:
         if self._ender is None:
@@ -199,6 +210,12 @@ class Running:
             self._service.counters.survivors += len(message.processes)
         if isinstance(message, Ending | Survivors):
             self._end_changed()
+
+    def _left_by_shim(self) -> None:
+        if self._leaf is not None and self.exec.is_live and self._leaf.pids():
+            self._adopt()  # not below the shim, and in its cgroup all the same
+        else:
+            self._emptied()
 
     def _emptied(self) -> None:
         if self.exec.state not in (State.DRAINING, State.LINGERING):
@@ -310,6 +327,7 @@ class Running:
         if self.exec.status is not None or self.exec.state is State.STARTING:
             return
         self._status = status
+        self._note_own_oom_kills()
         if self.exec.pid is not None:
             self._service.reaper.commands.discard(self.exec.pid)
         if self._clocks is not None:
@@ -330,6 +348,11 @@ class Running:
         )
         self._carry_out(self.exec.exited(status, by_itself=by_itself))
 
+    def _note_own_oom_kills(self) -> None:
+        # Twice: at the exit it is there for certain, and more may die until that is published.
+        if self._leaf is not None:
+            self.exec.own_oom_kills(self._leaf.oom_kills())
+
     def _pipes_at_eof(self) -> None:
         if self.exec.state in (State.DRAINING, State.DRAINING_EMPTY):
             self._drained()
@@ -340,6 +363,7 @@ class Running:
             return
         if self.exec.state is State.DRAINING_EMPTY and self._output is not None:
             self.exec.discarded(self._output.bytes_left())  # of who is no process of it
+        self._note_own_oom_kills()
         actions = self.exec.drained(
             time.monotonic(),
             time.time(),
@@ -449,6 +473,8 @@ class Running:
     def _shim_lost(self) -> None:
         if self.exec.is_empty or self.exec.state in (State.FAILED, State.CLOSED):
             return
+        if self._adopted is not None:
+            return  # it has done its part and left, see _left_by_shim
         assert self._shim is not None
         self._service.log.warning("shim_lost", exec_id=self.exec.exec_id, pid=self._shim.pid)
         self._service.counters.shims_lost += 1
@@ -472,7 +498,9 @@ class Running:
                 is_command=self._service.reaper.commands.__contains__,
                 all_ours=self._service.all_children_ours,
                 least_score=self._service.launcher.telling_score(self._asked_score),
+                leaf=self._leaf,
             ),
+            spares=self._service.spares,
             reap=self._service.reaper.reap,
             on_empty=self._adopted_empty,
             on_survivors=self._end_changed,

@@ -22,6 +22,7 @@ from runnerd.protocol.answers import Exit, Limits, OomOrder
 from runnerd.protocol.errors import RequestError
 from runnerd.protocol.requests import LABELS_MAX, METHODS, ExecStart
 
+from .cgroup import Leaves
 from .counters import Counters
 from .fencing import Fencing
 from .freezes import Freezes
@@ -37,6 +38,7 @@ from .reaper import Reaper
 from .remembering import Memory
 from .running import OnStart, Running
 from .shims import ShimPool
+from .spares import Spares
 from .spool import Spooler
 from .spool_file import SpoolPlace
 from .stdin_pump import StdinTotals
@@ -58,6 +60,8 @@ class Service:
         guard: Holds the stop deadline.
         poller: Descriptors and timers.
         pool: Shims.
+        spares: Descriptors held back.
+        leaves: Cgroups of execs.
         launcher: Starts.
         reaper: Waits.
         oom_counter: The cgroup's counter.
@@ -81,6 +85,9 @@ class Service:
         guard: Guard,
         poller: Poller,
         pool: ShimPool,
+        spares: Spares,
+        leaves: Leaves,
+        incarnation: str,
         launcher: Launcher,
         reaper: Reaper,
         oom_counter: OomCounter,
@@ -96,6 +103,8 @@ class Service:
         self.guard = guard
         self.poller = poller
         self.pool = pool
+        self.spares = spares
+        self.leaves = leaves
         self.launcher = launcher
         self.reaper = reaper
         self.oom_order = oom_order
@@ -105,8 +114,7 @@ class Service:
         self.warnings = warnings
         self.counters = Counters()
         self.freezes = Freezes(poller, self, log, self.counters)
-        self.registry = Registry(bounds)
-        self.incarnation = secrets.token_hex(8)
+        self.incarnation = incarnation
         self.registry = Registry(bounds, self.incarnation, spool_place.slots)
         self.state_path = memory.path
         self.journal = Journal(
@@ -234,6 +242,7 @@ class Service:
     def closed(self, running: Running) -> None:
         """Nothing of an exec is left; keep its record while there is room."""
         self.registry.closed(running.exec, time.monotonic())
+        self.spares.refill()  # a rescue has what it was lent until its end
         self._drop_expired()
         self._note_idle()
 

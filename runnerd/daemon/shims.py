@@ -6,11 +6,13 @@ and one execve. The pool is refilled after the answers have gone out.
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
 import socket
 import time
 from collections.abc import Callable, Sequence
+from pathlib import Path
 from typing import Final
 
 from runnerd.protocol.shimwire import (
@@ -22,13 +24,20 @@ from runnerd.protocol.shimwire import (
     signal_message,
 )
 
+from .cgroup import Leaf, Leaves, end_stale
 from .log import Log
 from .poller import EPOLLIN, Poller
 
 CONTROL_FD: Final = 3
 LIFELINE_FD: Final = 4
+LEAF_FD: Final = 5
 _MESSAGE_BYTES_MAX: Final = 16384
 _REFILL_RETRY_S: Final = 0.5
+_LEAF_RETRY_S: Final = 0.1
+_STALE_AFTER_S: Final = 3.0  # shims that lost their daemon have ended their trees by then
+_STALE_RETRY_S: Final = 1.0
+_STALE_ROUNDS: Final = 10
+_RESERVED: Final = 1  # for a rescue, see ShimPool.take
 
 
 class Shim:
@@ -41,12 +50,14 @@ class Shim:
         pid: The shim's pid; it stays ours to signal until the reaper took its status.
         child_pid: The parked child, which becomes the command; None until the shim said so.
         is_reaped: Whether the pid may belong to somebody else by now.
+        leaf: The cgroup of what becomes of its child, or None.
     """
 
-    def __init__(self, pid: int, control: socket.socket, poller: Poller) -> None:
+    def __init__(self, pid: int, control: socket.socket, poller: Poller, leaf: Leaf | None) -> None:
         self.pid = pid
         self.child_pid: int | None = None
         self.is_reaped = False
+        self.leaf = leaf
         self.on_message: Callable[[ShimMessage], None] | None = None
         self.on_lost: Callable[[], None] | None = None
         self.on_stray: Callable[[Exception], None] | None = None
@@ -141,6 +152,7 @@ class ShimPool:
         path: The shim's binary.
         lifeline: The end of the lifeline that shims are given.
         size: How many to keep parked.
+        leaves: Where their children are put.
         is_stopping: Whether the lifeline has ended: parked shims leave then, and nobody parks.
 
     Attributes:
@@ -153,6 +165,7 @@ class ShimPool:
         path: str,
         lifeline: socket.socket,
         size: int,
+        leaves: Leaves,
         *,
         poller: Poller,
         log: Log,
@@ -164,6 +177,10 @@ class ShimPool:
         self._path = path
         self._lifeline = lifeline
         self._size = size
+        self._leaves = leaves
+        self._leaves_armed = False
+        self._stale: list[Path] = []
+        self._stale_rounds = _STALE_ROUNDS
         self._poller = poller
         self._log = log
         self._parked: list[Shim] = []
@@ -180,13 +197,20 @@ class ShimPool:
         self.on_stray(error)
         self._refill_later(_REFILL_RETRY_S)
 
-    def take(self) -> Shim:
+    def ready(self, *, rescue: bool) -> int:
+        """Return how many of the parked a start may take."""
+        return len(self._parked) if rescue else max(0, len(self._parked) - _RESERVED)
+
+    def take(self, *, rescue: bool) -> Shim:
         """Return a shim for one job: a parked one, else a new one.
+
+        The last one parked is kept for a rescue: it and its child have their pids already, so it
+        works where no other is to be had.
 
         Raises:
             OSError: If none is parked and none can be started.
         """
-        shim = self._parked.pop(0) if self._parked else self._spawn()
+        shim = self._parked.pop(0) if self.ready(rescue=rescue) else self._spawn()
         shim.on_lost = None
         self._refill_later(0.0)
         return shim
@@ -236,24 +260,74 @@ class ShimPool:
             self._poller.call_at(time.monotonic() + after_s, self, self.refill)
 
     def _spawn(self) -> Shim:
-        ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        leaf = self._leaves.make()
         try:
-            pid = os.posix_spawn(
-                self._path,
-                ["runnerd-shim"],
-                {},
-                file_actions=[
-                    (os.POSIX_SPAWN_DUP2, theirs.fileno(), CONTROL_FD),
-                    (os.POSIX_SPAWN_DUP2, self._lifeline.fileno(), LIFELINE_FD),
-                ],
-                setsigmask=[],
-            )
+            shim = self._spawn_in(leaf)
         except OSError:
-            ours.close()
+            if leaf is not None:
+                self._retire(leaf)
             raise
-        finally:
-            theirs.close()
-        ours.setblocking(False)
-        shim = Shim(pid, ours, self._poller)
-        self.by_pid[pid] = shim
+        self.by_pid[shim.pid] = shim
         return shim
+
+    def _spawn_in(self, leaf: Leaf | None) -> Shim:
+        with contextlib.ExitStack() as stack:
+            ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+            stack.enter_context(theirs)
+            actions = [
+                (os.POSIX_SPAWN_DUP2, theirs.fileno(), CONTROL_FD),
+                (os.POSIX_SPAWN_DUP2, self._lifeline.fileno(), LIFELINE_FD),
+            ]
+            try:
+                if leaf is not None:
+                    folder = stack.enter_context(leaf.opened())
+                    actions.append((os.POSIX_SPAWN_DUP2, folder, LEAF_FD))
+                pid = os.posix_spawn(
+                    self._path, ["runnerd-shim"], {}, file_actions=actions, setsigmask=[]
+                )
+            except OSError:
+                ours.close()
+                raise
+        ours.setblocking(False)
+        return Shim(pid, ours, self._poller, leaf)
+
+    # ------------------------------------------------------------------ cgroups
+
+    def leaf_refused(self, number: int) -> None:
+        """A leaf could not be entered: none can, so no more are made."""
+        if self._leaves.reason is None:
+            self._leaves.give_up(f"a leaf cannot be entered: {os.strerror(number)}")
+            self._log.warning("cgroup_leaves_off", reason=self._leaves.reason)
+
+    def reaped(self, shim: Shim) -> None:
+        """A shim's status was taken: its leaf goes as soon as nothing is in it."""
+        if shim.leaf is not None:
+            self._retire(shim.leaf)
+
+    def _retire(self, leaf: Leaf) -> None:
+        if not self._leaves.retire(leaf):
+            self._remove_leaves_later()
+
+    def _remove_leaves_later(self) -> None:
+        if not self._leaves_armed:
+            self._leaves_armed = True
+            self._poller.call_at(time.monotonic() + _LEAF_RETRY_S, self, self._remove_leaves)
+
+    def _remove_leaves(self) -> None:
+        self._leaves_armed = False
+        if not self._leaves.remove_retired():
+            self._remove_leaves_later()
+
+    def end_stale_leaves(self) -> None:
+        """Soon end what daemons that have died by now left in theirs."""
+        self._stale = self._leaves.stale()
+        self._poller.call_at(time.monotonic() + _STALE_AFTER_S, self, self._end_stale)
+
+    def _end_stale(self) -> None:
+        self._stale_rounds -= 1
+        before, self._stale = self._stale, [each for each in self._stale if not end_stale(each)]
+        if before:
+            left = [str(each) for each in self._stale]
+            self._log.info("stale_cgroups", folders=len(before), left=left[:5])
+        if self._stale and self._stale_rounds:
+            self._poller.call_at(time.monotonic() + _STALE_RETRY_S, self, self._end_stale)

@@ -71,7 +71,7 @@ def find_account(text: str) -> Account:
     if not has_capability(CAP_SETUID):
         if uid != os.geteuid() or gid != os.getegid():
             raise _refused(
-                "user",
+                "user" if uid != os.geteuid() else "groups",
                 errno.EPERM,
                 f"the daemon may not become '{text}'",
                 "for other users runnerd runs as root, with CAP_SETUID and CAP_SETGID",

@@ -536,6 +536,8 @@ class DaemonInfo(msgspec.Struct, kw_only=True):
         subscriptions: Open subscriptions.
         parked_shims: Shims ready for a start.
         stray_failures: Stray failures survived.
+        kill_leaves: Whether an exec has a cgroup v2 of its own, killed as a whole.
+        memory_leaves: Whether that counts its own OOM kills, so that their verdict is certain.
         oom_order: See OomOrder.
         spool_directory: Where output beyond the memory tails is kept; null = nowhere.
         spool_reason: Why nowhere.
@@ -566,6 +568,8 @@ class DaemonInfo(msgspec.Struct, kw_only=True):
     subscriptions: int
     parked_shims: int
     stray_failures: int
+    kill_leaves: bool
+    memory_leaves: bool
     oom_order: OomOrder
     spool_directory: str | None
     spool_reason: str | None

@@ -19,7 +19,7 @@ JOB_VERSION: Final = 1
 
 # The words of the job message itself; the descriptors go with it, in this order.
 JOB_MESSAGE: Final = b"job"
-JOB_DESCRIPTORS: Final = ("stdin", "stdout", "stderr", "memfd")  # and cgroup.procs if Job.cgroup
+JOB_DESCRIPTORS: Final = ("stdin", "stdout", "stderr", "memfd")
 
 RLIM_INFINITY: Final = 2**64 - 1
 
@@ -28,7 +28,7 @@ _HAS_NICE: Final = 1 << 1
 _HAS_OOM_SCORE_ADJ: Final = 1 << 2
 _NO_NEW_PRIVS: Final = 1 << 3
 _CONTROLLING_TERMINAL: Final = 1 << 4
-_HAS_CGROUP: Final = 1 << 5
+_NO_CAPABILITIES: Final = 1 << 5
 
 # magic, version, total bytes, flags, umask, nice, oom_score_adj, uid, gid, groups, rlimits,
 # argc, envc, reserved
@@ -52,27 +52,28 @@ class Job(msgspec.Struct, frozen=True):
             along the PATH of `env`.
         env: The whole environment, each `b"NAME=value"`.
         cwd: Entered after the user switch, so with the user's permissions.
-        user: None leaves uid, gid, groups and capabilities alone.
+        user: None leaves uid, gid and groups alone.
+        no_capabilities: Empty every set of capabilities that a command can carry through execve,
+            and fail at stage user if one is left; useless for uid 0, whom execve gives them back.
         umask: 0 to 0o777.
         nice: The absolute nice value, -20 to 19; None leaves it alone.
         oom_score_adj: Raise the score to this, unless it is higher already; None leaves it alone.
         no_new_privs: Whether setuid programs and file capabilities stop working for the command.
         ctty: Make descriptor 0 the controlling terminal of the new session.
         rlimits: (resource, soft, hard) each, RLIM_INFINITY for no limit.
-        cgroup: Whether a fifth descriptor goes along, a cgroup.procs to enter before execve.
     """
 
     argv: tuple[bytes, ...]
     env: tuple[bytes, ...]
     cwd: bytes
     user: JobUser | None
+    no_capabilities: bool
     umask: int
     nice: int | None
     oom_score_adj: int | None
     no_new_privs: bool
     ctty: bool
     rlimits: tuple[tuple[int, int, int], ...]
-    cgroup: bool = False
 
 
 def pack_job(job: Job) -> bytes:
@@ -127,5 +128,5 @@ def _flags(job: Job) -> int:
         | (_HAS_OOM_SCORE_ADJ if job.oom_score_adj is not None else 0)
         | (_NO_NEW_PRIVS if job.no_new_privs else 0)
         | (_CONTROLLING_TERMINAL if job.ctty else 0)
-        | (_HAS_CGROUP if job.cgroup else 0)
+        | (_NO_CAPABILITIES if job.no_capabilities else 0)
     )

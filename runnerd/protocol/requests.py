@@ -209,7 +209,8 @@ class ExecStart(Params):
         hold_s: How long a blocked command waits for a lost subscriber to come back.
         sha256: Whether the exit carries a SHA-256 of each stream.
         labels: At most 32 pairs, keys up to 63 and values up to 256 bytes.
-        admission: check, or skip (memory admission only), so that a rescue is possible.
+        admission: check, or skip: a rescue. It passes memory admission and may use the parked
+            shim and the descriptors that are held back for one.
         attach: Subscribe at once.
     """
 

@@ -77,6 +77,12 @@ class Failed(msgspec.Struct, frozen=True):
     interpreter: bool
 
 
+class LeafRefused(msgspec.Struct, frozen=True):
+    """The command's cgroup could not be entered; it starts all the same."""
+
+    errno: int
+
+
 class OomAdjRefused(msgspec.Struct, frozen=True):
     """The command's OOM score could not be raised; it starts all the same."""
 
@@ -179,6 +185,7 @@ class Empty(msgspec.Struct, frozen=True):
 ShimMessage = (
     Parked
     | Failed
+    | LeafRefused
     | OomAdjRefused
     | Started
     | Exited
@@ -264,6 +271,11 @@ def _word(word: str) -> str:
     return word
 
 
+def _parse_leaf(words: list[str]) -> LeafRefused:
+    _, errno = words
+    return LeafRefused(_natural(errno))
+
+
 def _parse_oom_adj(words: list[str]) -> OomAdjRefused:
     _, errno = words
     return OomAdjRefused(_natural(errno))
@@ -333,6 +345,7 @@ def _parse_empty(words: list[str]) -> Empty:
 _PARSERS: Final[dict[str, Callable[[list[str]], ShimMessage]]] = {
     "parked": _parse_parked,
     "failed": _parse_failed,
+    "leaf": _parse_leaf,
     "oom-adj": _parse_oom_adj,
     "started": _parse_started,
     "exited": _parse_exited,

@@ -2,31 +2,24 @@
 
 from __future__ import annotations
 
-import contextlib
-import functools
-import os
 import signal
 import sys
 import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
-import pytest
-
-from tests import needs
 from tests.daemon.looking import planted
-from tests.harness import RunnerdProcess, daemons, wait_for
-from tests.raw import RawClient, RawError
+from tests.harness import RunnerdProcess
+from tests.raw import RawClient
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable
 
     Start = Callable[..., RunnerdProcess]
     MakeGroup = Callable[[str, dict[str, str]], Path]
 
 MIB: Final = 1 << 20
 LIMIT: Final = 300 * MIB
-V1: Final = Path("/sys/fs/cgroup")
 
 EAT: Final = """
 import mmap, os, sys, time
@@ -42,44 +35,6 @@ while len(held) < most:
 time.sleep(60)
 """
 """Eat memory: how many processes, and how many MiB each at most."""
-
-
-@pytest.fixture
-def start_daemon(tmp_path: Path) -> Iterator[Start]:
-    with daemons(tmp_path) as start:
-        yield start
-
-
-@pytest.fixture
-def make_group() -> Iterator[MakeGroup]:
-    """Make a cgroup of one controller, set its files; it is emptied and removed at the end."""
-    needs.root()
-    made: list[Path] = []
-
-    def make(controller: str, files: dict[str, str]) -> Path:
-        base = V1 / controller
-        if not os.access(base / "cgroup.procs", os.W_OK):
-            needs.skip_or_fail(f"needs a writable cgroup v1 {controller} hierarchy")
-        group = base / f"runnerd-test-{os.getpid()}-{len(made)}"
-        group.mkdir()
-        made.append(group)
-        for name, text in files.items():
-            (group / name).write_text(text)
-        return group
-
-    yield make
-    for group in made:
-        for pid in (group / "cgroup.procs").read_text().split():
-            with contextlib.suppress(OSError):
-                os.kill(int(pid), signal.SIGKILL)
-        wait_for(functools.partial(is_removed, group))
-
-
-def is_removed(group: Path) -> bool:
-    with contextlib.suppress(OSError):
-        group.rmdir()
-        return True
-    return False
 
 
 def inside(group: Path, score: int | None = None) -> Callable[[], None]:
@@ -157,44 +112,3 @@ def test_many_middling_eaters_die_one_by_one_and_the_daemon_lives(
             client.call("exec.cancel", exec_id=f"m{number}", grace_s=0)
         assert client.call("ping") == {}
     assert daemon.stop() == 0
-
-
-def test_a_start_works_when_no_pid_is_free(start_daemon: Start, make_group: MakeGroup) -> None:
-    """A parked pair costs no fork: the rescue lane. Without one the kernel's error is told."""
-    group = make_group("pids", {"pids.max": "200"})
-    daemon = start_daemon("--parked-shims", "2", prepare=inside(group))
-    with RawClient(daemon.socket_path) as client:
-        client.call("exec.start", exec_id="filler", argv=["sleep", "900"])
-        wait_for(lambda: client.call("daemon.info")["parked_shims"] == 2)
-        now = (group / "pids.current").read_text().strip()
-        (group / "pids.max").write_text(now)
-        for number in range(2):
-            client.call("exec.start", exec_id=f"rescue{number}", argv=["echo", "here"], attach={})
-        for number in range(2):
-            assert client.note("exec.exited", f"rescue{number}")["exit"]["code"] == 0
-            assert client.output(f"rescue{number}") == b"here\n"
-        (group / "pids.max").write_text("1")
-        wait_for(lambda: client.call("daemon.info")["parked_shims"] < 2 or True)
-        seen = set()
-        for number in range(8):
-            try:
-                client.call("exec.start", exec_id=f"more{number}", argv=["sleep", "900"])
-            except RawError as error:
-                seen.add((error.kind, error.data.get("stage"), error.data.get("errno_name")))
-        assert seen == {("start_failed", "spawn", "EAGAIN")}
-        (group / "pids.max").write_text("200")
-        wait_for(lambda: client.call("daemon.info")["parked_shims"] == 2)
-        client.call("exec.start", exec_id="again", argv=["true"])
-        assert client.call("exec.wait", exec_id="again")["code"] == 0
-        assert client.call("daemon.info")["stray_failures"] == 0
-
-
-def test_a_stop_at_the_pids_limit_is_in_time(start_daemon: Start, make_group: MakeGroup) -> None:
-    group = make_group("pids", {"pids.max": "200"})
-    daemon = start_daemon(prepare=inside(group))
-    with RawClient(daemon.socket_path) as client:
-        client.call("exec.start", exec_id="e", argv=["sleep", "900"])
-        (group / "pids.max").write_text("1")
-        began_s = time.monotonic()
-        assert daemon.stop() == 0
-        assert time.monotonic() - began_s < 1

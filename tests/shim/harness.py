@@ -47,20 +47,19 @@ def job(
     no_new_privs: bool = False,
     ctty: bool = False,
     rlimits: tuple[tuple[int, int, int], ...] = (),
-    cgroup: bool = False,
 ) -> Job:
     return Job(
         argv=tuple(os.fsencode(word) for word in argv),
         env=tuple(env),
         cwd=cwd,
         user=user,
+        no_capabilities=user is not None and user.uid != 0,
         umask=umask,
         nice=nice,
         oom_score_adj=oom_score_adj,
         no_new_privs=no_new_privs,
         ctty=ctty,
         rlimits=rlimits,
-        cgroup=cgroup,
     )
 
 

@@ -35,3 +35,13 @@ def need_pids_cgroup() -> Path:
     need_root()
     need(os.access(PIDS_CGROUP / "cgroup.procs", os.W_OK), "a writable cgroup v1 pids hierarchy")
     return PIDS_CGROUP
+
+
+def need_v2_cgroup() -> Path:
+    """Return a mounted cgroup v2 in which this process may make others."""
+    need_root()
+    for folder in (Path("/sys/fs/cgroup/unified"), Path("/sys/fs/cgroup")):
+        if (folder / "cgroup.controllers").exists() and os.access(folder, os.W_OK):
+            return folder
+    need(available=False, what="a writable cgroup v2 mount")
+    raise AssertionError

@@ -167,7 +167,9 @@ def test_the_twin_that_drops_none_is_caught_by_the_check(start: Start, mutant: M
 
 def test_the_twin_that_neither_drops_nor_checks_leaves_some(start: Start, mutant: Mutant) -> None:
     need_root()
-    program = mutant("    if (head->uid != 0)\n        child_drop_capabilities();\n", "")
+    program = mutant(
+        "    if (head->flags & NO_CAPABILITIES)\n        child_drop_capabilities();\n", ""
+    )
     shim = start(program, prepare=raise_ambient_capability)
     status = status_of(shim.output(job(*STATUS, user=NOBODY))[0])
     assert status["CapInh"] != "0" * 16

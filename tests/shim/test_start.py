@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import errno
 import os
 import resource
@@ -18,7 +17,7 @@ from runnerd.protocol.job import RLIM_INFINITY, JobUser, pack_job
 from runnerd.protocol.shimwire import Empty, Exited, Failed, Started
 from tests.shim import seccomp
 from tests.shim.harness import Shim, job, proc_field, spawn_shim, wait_until
-from tests.shim.needs import need, need_pids_cgroup, need_root
+from tests.shim.needs import need, need_root
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -271,30 +270,6 @@ def test_stage_streams(shim: Shim) -> None:
     nothing = (resource.RLIMIT_NOFILE, 1, 1)
     failed = shim.fail(job("true", rlimits=(nothing,)))
     assert failed == Failed("streams", errno.EBADF, interpreter=False)
-
-
-def test_stage_cgroup(shim: Shim) -> None:
-    full = os.open("/dev/full", os.O_WRONLY)
-    try:
-        shim.give(pack_job(job("true", cgroup=True)), extra=[full])
-        assert shim.wait_for(Failed) == Failed("cgroup", errno.ENOSPC, interpreter=False)
-    finally:
-        os.close(full)
-
-
-def test_a_cgroup_is_entered_by_the_command_alone(shim: Shim) -> None:
-    group = need_pids_cgroup() / f"rd-shim-{os.getpid()}"
-    group.mkdir()
-    try:
-        fd = os.open(group / "cgroup.procs", os.O_WRONLY | os.O_CLOEXEC)
-        pid = shim.start(job("sleep", "99", cgroup=True), extra=[fd]).pid
-        os.close(fd)
-        assert (group / "cgroup.procs").read_text().split() == [str(pid)]
-        shim.end(0)
-        shim.wait_for(Empty)
-    finally:
-        with contextlib.suppress(FileNotFoundError):
-            group.rmdir()
 
 
 def header(content: bytes) -> list[int | bytes]:

@@ -20,7 +20,7 @@ from runnerd.core.execs import (
 )
 from runnerd.core.life import TRANSITIONS, Event, State
 from runnerd.core.transcript import TailBudget
-from runnerd.protocol.answers import Exit, Reason, StreamCount, Survivor
+from runnerd.protocol.answers import Exit, Oom, OomVerdict, Reason, StreamCount, Survivor
 
 from .core_parts import (
     NOW_S,
@@ -394,6 +394,23 @@ def test_an_oom_kill_is_ours_alone_only_where_no_other_lived(
     was_alone = alone and not later_starts
     assert its_exec.exit.oom.verdict == ("killed" if was_alone else "possible")
     assert its_exec.exit.oom.kills == 2
+
+
+@pytest.mark.parametrize(
+    ("own", "kills", "verdict"), [(1, 1, "killed"), (0, 0, "none"), (None, 2, "possible")]
+)
+def test_a_cgroup_of_its_own_says_for_certain_who_was_killed(
+    own: int | None, kills: int, verdict: OomVerdict
+) -> None:
+    """Though others live, and though the shared counter has risen for them."""
+    its_exec = make_exec(alone=False)
+    its_exec.started(100, 900, NOW_S, WALL_S)
+    its_exec.own_oom_kills(own)
+    its_exec.exited(exit_status(None, SIGKILL), by_itself=True)
+    its_exec.own_oom_kills(0 if own else None)  # gone by then, or counted anew: never less
+    its_exec.drained(NOW_S, WALL_S, oom_kills=2, starts=5)
+    assert its_exec.exit is not None
+    assert its_exec.exit.oom == Oom(kills=kills, verdict=verdict)
 
 
 def test_an_oom_rise_with_a_kill_of_ours_is_a_childs() -> None:

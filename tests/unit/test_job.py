@@ -28,11 +28,11 @@ JOBS = st.builds(
     nice=st.none() | st.integers(-20, 19),
     oom_score_adj=st.none() | st.integers(-1000, 1000),
     no_new_privs=st.booleans(),
+    no_capabilities=st.booleans(),
     ctty=st.booleans(),
     rlimits=st.lists(
         st.tuples(st.integers(0, 15), *[st.integers(0, 2**64 - 1)] * 2), max_size=3
     ).map(tuple),
-    cgroup=st.booleans(),
 )
 
 
@@ -74,7 +74,7 @@ def unpack(content: bytes) -> Job:
         no_new_privs=bool(flags & 8),
         ctty=bool(flags & 16),
         rlimits=limits,
-        cgroup=bool(flags & 32),
+        no_capabilities=bool(flags & 32),
     )
 
 
@@ -93,6 +93,7 @@ def good(**changes: object) -> Job:
         "nice": None,
         "oom_score_adj": None,
         "no_new_privs": False,
+        "no_capabilities": False,
         "ctty": False,
         "rlimits": (),
     }
@@ -130,5 +131,5 @@ def test_the_shims_source_has_the_same_version_and_flags() -> None:
         "HAS_OOM_SCORE_ADJ": "2",
         "NO_NEW_PRIVS": "3",
         "CONTROLLING_TERMINAL": "4",
-        "HAS_CGROUP": "5",
+        "NO_CAPABILITIES": "5",
     }

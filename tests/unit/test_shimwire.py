@@ -13,6 +13,7 @@ from runnerd.protocol.shimwire import (
     Failed,
     Killed,
     Killing,
+    LeafRefused,
     OomAdjRefused,
     Parked,
     ShimMessage,
@@ -39,7 +40,7 @@ def processes(listed: tuple[SignalledProcess, ...]) -> str:
     return "".join(f" {p.pid}:{p.place}:{p.found}" for p in listed)
 
 
-def written(message: ShimMessage) -> str:  # noqa: PLR0911
+def written(message: ShimMessage) -> str:  # noqa: PLR0911, PLR0912
     """The line as the shim writes it: README.md's table, once more."""
     match message:
         case Parked(pid):
@@ -48,6 +49,8 @@ def written(message: ShimMessage) -> str:  # noqa: PLR0911
             return f"failed {stage} {errno}" + (" interpreter" if interpreter else "")
         case OomAdjRefused(errno):
             return f"oom-adj {errno}"
+        case LeafRefused(errno=errno):
+            return f"leaf {errno}"
         case Started(pid, score, at_ns):
             return f"started {pid} {'-' if score is None else score} {at_ns}"
         case Exited():
@@ -73,6 +76,7 @@ def written(message: ShimMessage) -> str:  # noqa: PLR0911
 MESSAGES: st.SearchStrategy[ShimMessage] = st.one_of(
     st.builds(Parked, PID),
     st.builds(Failed, st.sampled_from(["exec", "user", "killed"]), NUMBER, st.booleans()),
+    st.builds(LeafRefused, NUMBER),
     st.builds(OomAdjRefused, NUMBER),
     st.builds(Started, PID, st.none() | st.integers(-1000, 1000), NUMBER),
     st.builds(Exited, st.sampled_from(["exit", "kill", "dump"]), *[NUMBER] * 9),
