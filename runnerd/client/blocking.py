@@ -40,6 +40,7 @@ from runnerd.protocol.requests import (
     ExecCancel,
     ExecInspect,
     ExecList,
+    ExecResize,
     ExecSignal,
     ExecStart,
     ExecWait,
@@ -65,7 +66,7 @@ if TYPE_CHECKING:
     from types import TracebackType
     from typing import Self, TypedDict, Unpack
 
-    from runnerd.protocol.requests import RlimitValue
+    from runnerd.protocol.requests import Pty, RlimitValue
 
     class StartFields(TypedDict, total=False):
         """The fields of exec.start but argv and attach; see ExecStart."""
@@ -82,6 +83,7 @@ if TYPE_CHECKING:
         no_new_privs: bool
         stdin: Literal["null", "pipe"]
         stderr: Literal["pipe", "stdout", "null"]
+        pty: Pty | None
         deadline_s: float | None
         grace_s: float
         leftovers: Literal["keep", "kill"]
@@ -393,6 +395,14 @@ class Client:
         except RequestError as error:
             raise RemoteError.before_sending(error) from error
         return self._ask("exec.signal", params, SignalAnswer)
+
+    def resize(self, exec_id: str, rows: int, cols: int) -> None:
+        """Tell an exec's terminal its new size, 1 to 65535 each.
+
+        Raises:
+            RemoteError: exec_unknown; exec_ended; invalid_params where it has no terminal.
+        """
+        self.call("exec.resize", ExecResize(exec_id=exec_id, rows=rows, cols=cols))
 
     def cancel(
         self,

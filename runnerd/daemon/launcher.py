@@ -11,8 +11,9 @@ from runnerd.protocol.errors import RequestError
 from runnerd.protocol.job import Job, pack_job
 from runnerd.protocol.requests import RLIMITS, ExecStart, rlimit_number
 
-from .pipes import Pipes
+from .pipes import Pipes, Streams
 from .shims import Shim, ShimPool
+from .terminal import PseudoTerminal
 from .users import Account, find_account
 
 _PRIVATE_PREFIX: Final = b"RUNNERD_"
@@ -31,12 +32,15 @@ _WHAT: Final = {
     ("cwd", "ENOTDIR"): "not a directory",
     ("cwd", "EACCES"): "not permitted to enter",
 }
+_NO_DEVPTS: Final = "devpts must be mounted at /dev/pts, and /dev/ptmx be its ptmx"
 # Where the kind's own hint, that something must exist, would lead astray.
 _HINTS: Final = {
     ("exec", "EACCES"): "the command's user must be allowed to execute it, and to reach it",
     ("exec", "ENOEXEC"): "name the interpreter in front of it, or in a first line with #!",
     ("exec", "E2BIG"): "pass less: by stdin, or in a file",
     ("cwd", "EACCES"): "the command's user must be allowed to enter it, and to reach it",
+    **{("pty", name): _NO_DEVPTS for name in ("ENOENT", "ENODEV", "ENOTTY", "ENXIO", "EIO")},
+    ("pty", "ENOSPC"): "as many terminals are open as the kernel allows: kernel.pty.max",
 }
 
 
@@ -49,7 +53,7 @@ class Prepared(NamedTuple):
     """
 
     job: bytes
-    pipes: Pipes
+    pipes: Streams
 
 
 class Launcher:
@@ -109,10 +113,7 @@ class Launcher:
         user = params.user or self._user
         account = None if user is None else find_account(user)
         job = pack_job(self._job(params, account))
-        try:
-            return Prepared(job, Pipes(params, account))
-        except OSError as error:
-            raise spawn_failed(error) from error
+        return Prepared(job, _streams(params, account))
 
     def launch(self, prepared: Prepared) -> Shim:
         """Hand a job to a shim; what becomes of it, the shim says.
@@ -127,7 +128,7 @@ class Launcher:
         prepared.pipes.given()
         return shim
 
-    def _hand_over(self, pipes: Pipes, job: bytes) -> Shim:
+    def _hand_over(self, pipes: Streams, job: bytes) -> Shim:
         # A parked shim can be killed by a command of the same uid; the next one will do.
         for _ in range(self._pool.parked):
             shim = self._pool.take()
@@ -166,16 +167,20 @@ class Launcher:
             nice=params.nice,
             oom_score_adj=params.oom_score_adj if self._raise_oom_score else None,
             no_new_privs=params.no_new_privs,
-            ctty=False,
+            ctty=params.pty is not None,
             rlimits=tuple((number, soft, hard) for number, (soft, hard) in rlimits.items()),
         )
 
     def _env(self, params: ExecStart, account: Account | None) -> tuple[bytes, ...]:
-        if not params.env and account is None and params.env_mode == "extend":
+        plain = not params.env and account is None and params.pty is None
+        if plain and params.env_mode == "extend":
             return self._unchanged
         changes: dict[bytes, bytes | None] = {}
         if params.env_mode == "extend" and account is not None:
             changes |= account.environment()
+        if params.pty is not None:
+            # The size is the terminal's to tell; of the daemon's own they would be a lie.
+            changes |= {b"TERM": params.pty.term.encode(), b"COLUMNS": None, b"LINES": None}
         changes |= {
             name.encode(): None if value is None else value.encode()
             for name, value in params.env.items()
@@ -190,7 +195,20 @@ def _joined(environment: Mapping[bytes, bytes | None]) -> tuple[bytes, ...]:
     )
 
 
-def _send_job(shim: Shim, pipes: Pipes, job: bytes) -> None:
+def _streams(params: ExecStart, account: Account | None) -> Streams:
+    try:
+        if params.pty is None:
+            return Pipes(params, account)
+        return PseudoTerminal(params.pty, account)
+    except OSError as error:
+        if params.pty is None:
+            raise spawn_failed(error) from error
+        number = error.errno or errno.EIO
+        message = f"cannot make a terminal: {os.strerror(number).lower()}"
+        raise start_failed("pty", number, message) from error
+
+
+def _send_job(shim: Shim, pipes: Streams, job: bytes) -> None:
     memfd = os.memfd_create("job", os.MFD_CLOEXEC)
     try:
         rest = memoryview(job)
@@ -212,6 +230,7 @@ def start_failed(stage: str, number: int, message: str) -> RequestError:
     """Make a start_failed error."""
     name = errno.errorcode.get(number, str(number))
     retryable = name in ("EAGAIN", "ENOMEM", "EMFILE", "ENFILE", "ETXTBSY")
+    retryable = retryable or (stage, name) == ("pty", "ENOSPC")
     return RequestError(
         "start_failed",
         message,
