@@ -187,6 +187,7 @@ _PARTS: Final[tuple[type[msgspec.Struct], ...]] = (
     answers.Receipt,
     answers.ReceiptProcess,
     answers.Survivor,
+    answers.TerminalSize,
     answers.Usage,
     answers.ProcessInfo,
     answers.Holder,
@@ -202,6 +203,7 @@ GENERATED: Final[dict[str, Callable[[], str]]] = {
     "states": states_table,
     "limits": limits_table,
     "fields of attach": partial(fields_table, requests.Attach, request=True),
+    "fields of pty": partial(fields_table, requests.Pty, request=True),
     "fields of last-words.json": partial(fields_table, LastWords, request=False),
     **{
         f"fields of {method}": partial(fields_table, struct, request=True)

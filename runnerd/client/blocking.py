@@ -42,6 +42,7 @@ from runnerd.protocol.requests import (
     ExecCancel,
     ExecInspect,
     ExecList,
+    ExecResize,
     ExecSignal,
     ExecStart,
     ExecWait,
@@ -67,7 +68,7 @@ if TYPE_CHECKING:
     from types import TracebackType
     from typing import Self, TypedDict, Unpack
 
-    from runnerd.protocol.requests import RlimitValue
+    from runnerd.protocol.requests import Pty, RlimitValue
 
     class StartFields(TypedDict, total=False):
         """The fields of exec.start but argv and attach; see ExecStart."""
@@ -84,6 +85,7 @@ if TYPE_CHECKING:
         no_new_privs: bool
         stdin: Literal["null", "pipe"]
         stderr: Literal["pipe", "stdout", "null"]
+        pty: Pty | None
         deadline_s: float | None
         orphan_ttl_s: float | None
         stall_s: float | None
@@ -397,6 +399,14 @@ class Client:
         except RequestError as error:
             raise RemoteError.before_sending(error) from error
         return self._ask("exec.signal", params, SignalAnswer)
+
+    def resize(self, exec_id: str, rows: int, cols: int) -> None:
+        """Tell an exec's terminal its new size, 1 to 65535 each.
+
+        Raises:
+            RemoteError: exec_unknown; exec_ended; invalid_params where it has no terminal.
+        """
+        self.call("exec.resize", ExecResize(exec_id=exec_id, rows=rows, cols=cols))
 
     def cancel(
         self,

@@ -222,6 +222,10 @@ class Exec:
         """Send one signal; see Client.signal."""
         return self._client.signal(self.exec_id, signal, to=to)
 
+    def resize(self, rows: int, cols: int) -> None:
+        """Tell its terminal the new size; see Client.resize."""
+        self._client.resize(self.exec_id, rows, cols)
+
     def cancel(self, grace_s: float | None = None, *, wait: bool = True) -> CancelAnswer:
         """End the exec and everything it started; see Client.cancel."""
         answer = self._client.cancel(self.exec_id, grace_s=grace_s, wait=wait)

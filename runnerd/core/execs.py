@@ -12,7 +12,16 @@ from typing import Final, Literal, NamedTuple
 
 import msgspec
 
-from runnerd.protocol.answers import Closed, Exit, Phases, Reason, Receipt, StreamCount, Survivor
+from runnerd.protocol.answers import (
+    Closed,
+    Exit,
+    Phases,
+    Reason,
+    Receipt,
+    StreamCount,
+    Survivor,
+    TerminalSize,
+)
 from runnerd.protocol.requests import ExecStart
 
 from .bounds import DRAIN_S
@@ -145,7 +154,10 @@ class Exec:
         self.closed_s: float | None = None
         self.phases = Phases()
         self.transcript = Transcript(budget, sha256=params.sha256, exec_id=exec_id)
-        self.stdin = StdinQueue() if params.stdin == "pipe" else None
+        pty = params.pty
+        self.terminal_size = None if pty is None else TerminalSize(rows=pty.rows, cols=pty.cols)
+        has_stdin = params.stdin == "pipe" or pty is not None
+        self.stdin = StdinQueue() if has_stdin else None
         flow = params.flow or ("drop" if params.attach is None else "block")
         # Of the start that attaches itself: it may be lost before its answer, and come back.
         subscriber = None if params.attach is None else params.attach.subscriber

@@ -20,6 +20,7 @@ CHANGES: Final[dict[str, bool]] = {
     "exec.ack": False,
     "exec.write": True,
     "exec.signal": True,
+    "exec.resize": True,
     "exec.cancel": True,
     "exec.wait": False,
     "exec.inspect": False,

@@ -131,6 +131,19 @@ class Transcript:
         at = self._head + max(0, seq + 1 - self.mem_first_seq)
         return self._records[at] if at < len(self._records) else None
 
+    def seq_before_tail(self, size: int) -> int:
+        """Return after which sequence the last `size` bytes of kept output come, in whole records.
+
+        Less than that where the record before them does not fit, or no more is kept.
+        """
+        before = self.last_output_seq
+        for record in reversed(self._records[self._head :]):
+            size -= len(record.data)
+            if size < 0:
+                break
+            before = record.seq - 1
+        return before
+
     def cost_up_to(self, seq: int) -> int:
         """Return what all records up to and with `seq` cost, in memory or not."""
         if seq < self.mem_first_seq:

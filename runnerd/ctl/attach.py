@@ -5,23 +5,32 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Final
 
 from runnerd.client.blocking import connect
+from runnerd.client.errors import ClientError
 from runnerd.protocol.requests import ExecAttach
 
 from .endings import ending, say
 from .passing import Passer, open_standard_streams
 from .reaching import where
+from .run import add_detach_keys
 
 if TYPE_CHECKING:
     import argparse
+
+    from runnerd.client.blocking import Client
 
 EPILOG: Final = """\
 Prints what is kept of the output from its beginning, follows it, and exits with the command's
 exit code. The exec is only watched: Ctrl-C, or a reader of ours that goes away, ends attach and
 nothing else. Output that is no longer kept is named on standard error.
 
+With -it an exec that has a terminal gets our keys and our size: what its screen showed last comes
+first, then it is made to draw anew. The detach keys (Ctrl-P Ctrl-Q) leave it running; so do TERM,
+HUP, and with -t alone Ctrl-C.
+
 examples:
   runnerctl attach x-0123456789abcdef
   runnerctl attach --tail web > web.log
+  runnerctl attach -it shell
 """
 
 
@@ -29,6 +38,11 @@ def arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the options."""
     parser.epilog = EPILOG
     parser.add_argument("exec_id", metavar="ID")
+    parser.add_argument("-t", "--tty", action="store_true", help="show its terminal in ours")
+    parser.add_argument(
+        "-i", "--interactive", action="store_true", help="with -t: pass our keys to it"
+    )
+    add_detach_keys(parser)
     where = parser.add_mutually_exclusive_group()
     where.add_argument("--tail", action="store_true", help="only what comes from now on")
     where.add_argument(
@@ -42,11 +56,42 @@ def arguments(parser: argparse.ArgumentParser) -> None:
 def main(options: argparse.Namespace) -> int:
     """Run it."""
     open_standard_streams()
+    if options.interactive and not options.tty:
+        raise ClientError(
+            "-i goes with -t: what is fed by a pipe has one writer, who started it",
+            preserved="the exec is untouched",
+            hint="runnerctl attach --help",
+        )
     params = ExecAttach(exec_id=options.exec_id, after="tail" if options.tail else options.after)
     with connect(**where(options), client="runnerctl attach") as client:
-        passer = Passer(client, owns=False, feeds=False)
+        if options.tty:
+            passer, params = _on_terminal(options, client)
+        else:
+            passer = Passer(client, owns=False, feeds=False)
         code = passer.follow("exec.attach", params)
     words = None if passer.exit is None or options.quiet else ending(passer.exit)
     if words is not None:
         say(words)
     return code
+
+
+def _on_terminal(options: argparse.Namespace, client: Client) -> tuple[Passer, ExecAttach]:
+    # Imported here: what a terminal needs must not cost a command without one.
+    from .detaching import detach_keys  # noqa: PLC0415
+    from .interactive import RECENT_BYTES, TerminalPasser  # noqa: PLC0415
+    from .terminal import need_terminal  # noqa: PLC0415
+
+    if options.interactive:
+        need_terminal()
+    exec_id: str = options.exec_id
+    if client.inspect(exec_id).pty is None:
+        raise ClientError(
+            f"'{exec_id}' has no terminal",
+            preserved="the exec is untouched",
+            hint="leave out -t to follow its output",
+        )
+    keys = detach_keys(options.detach_keys) if options.interactive else None
+    passer = TerminalPasser(client, owns=False, keys=keys, attached_to=exec_id)
+    if options.tail or options.after:
+        return passer, ExecAttach(exec_id=exec_id, after="tail" if options.tail else options.after)
+    return passer, ExecAttach(exec_id=exec_id, after="tail", tail_bytes=RECENT_BYTES)

@@ -17,7 +17,8 @@ from .reaching import where
 if TYPE_CHECKING:
     import argparse
 
-    from runnerd.protocol.requests import RlimitValue
+    from runnerd.client.blocking import Client
+    from runnerd.protocol.requests import Pty, RlimitValue
 
 EPILOG: Final = """\
 The command's bytes pass straight through on both streams, and its exit code is the exit code:
@@ -25,12 +26,17 @@ The command's bytes pass straight through on both streams, and its exit code is 
 125 if runnerd refused or the connection was lost. TERM, INT, HUP, QUIT, USR1 and USR2 are
 passed on to its process group; a second Ctrl-C cancels it, a third kills it. If the reader of
 our output goes away the command is sent SIGPIPE, and cancelled if it goes on printing.
+
+With -t the command gets a terminal of its own, as large as ours and following it; -it makes it an
+interactive one: every key goes to it, Ctrl-C too. The detach keys (Ctrl-P Ctrl-Q) leave it running
+with exit code 0. TERM and HUP then mean that our terminal goes away: the command is sent HUP.
 runnerctl returns at the command's exit; what the command left running stays, see --leftovers.
 
 examples:
   runnerctl run -- make -j2
   runnerctl run -w /srv -u app -e MODE=test --deadline 600 -- ./check.sh
   tar c src | runnerctl run -i -- tar x -C /work
+  runnerctl run -it -- bash
   id=$(runnerctl run -d -- ./server); runnerctl attach "$id"
 """
 
@@ -41,6 +47,8 @@ def arguments(parser: argparse.ArgumentParser) -> None:
     parser.epilog = EPILOG
     add = parser.add_argument
     add("-i", "--interactive", action="store_true", help="pass standard input to the command")
+    add("-t", "--tty", action="store_true", help="run it in a terminal")
+    add_detach_keys(parser)
     add("-d", "--detach", action="store_true", help="print the exec's id and return")
     add("-q", "--quiet", action="store_true", help="do not say who ended the command")
     add("--json", action="store_true", help="with -d: print the start's answer as JSON")
@@ -91,10 +99,24 @@ def arguments(parser: argparse.ArgumentParser) -> None:
     add("words", metavar="CMD", nargs="...", help="the program and its arguments, after --")
 
 
+def add_detach_keys(parser: argparse.ArgumentParser) -> None:
+    """Declare the option that run and attach share."""
+    parser.add_argument(
+        "--detach-keys",
+        metavar="KEYS",
+        default="ctrl-p,ctrl-q",  # detaching.DEFAULT_KEYS, which is imported only when needed
+        help="with -it: the keys that leave it running (default: ctrl-p,ctrl-q; '' = none)",
+    )
+
+
 def main(options: argparse.Namespace) -> int:
     """Run it."""
     open_standard_streams()
     params = start_params(options)
+    if options.tty and options.interactive and not options.detach:
+        from .terminal import need_terminal  # noqa: PLC0415
+
+        need_terminal()
     with connect(**where(options), client="runnerctl run") as client:
         if options.detach:
             answer = client.call("exec.start", params)
@@ -105,12 +127,23 @@ def main(options: argparse.Namespace) -> int:
             else:
                 print(getattr(answer, "exec_id", ""))
             return 0
-        passer = Passer(client, owns=True, feeds=options.interactive)
+        passer = _passer(options, client)
         code = passer.follow("exec.start", params)
     words = None if passer.exit is None or options.quiet else ending(passer.exit)
     if words is not None:
         say(words)
     return code
+
+
+def _passer(options: argparse.Namespace, client: Client) -> Passer:
+    if not options.tty:
+        return Passer(client, owns=True, feeds=options.interactive)
+    # Imported here: what a terminal needs must not cost a command without one.
+    from .detaching import detach_keys  # noqa: PLC0415
+    from .interactive import TerminalPasser  # noqa: PLC0415
+
+    keys = detach_keys(options.detach_keys) if options.interactive else None
+    return TerminalPasser(client, owns=True, keys=keys)
 
 
 def start_params(options: argparse.Namespace) -> ExecStart:
@@ -125,7 +158,7 @@ def start_params(options: argparse.Namespace) -> ExecStart:
         words = words[1:]
     if not words:
         raise _usage("name a command to run, after --")
-    if options.detach and options.interactive:
+    if options.detach and options.interactive and not options.tty:
         raise _usage("-i passes standard input, which -d does not stay for")
     if options.json and not options.detach:
         raise _usage("--json goes with -d; otherwise standard output is the command's")
@@ -141,7 +174,8 @@ def start_params(options: argparse.Namespace) -> ExecStart:
         nice=options.nice,
         no_new_privs=options.no_new_privs,
         stdin="pipe" if options.interactive else "null",
-        stderr="stdout" if options.merge else "pipe",
+        stderr="stdout" if options.merge and not options.tty else "pipe",
+        pty=_pty() if options.tty else None,
         deadline_s=options.deadline,
         orphan_ttl_s=options.orphan_ttl,
         stall_s=options.stall,
@@ -151,6 +185,12 @@ def start_params(options: argparse.Namespace) -> ExecStart:
         labels=dict(_pair("--label", each) for each in options.label),
         attach=None if options.detach else Attach(),
     )
+
+
+def _pty() -> Pty:
+    from .terminal import local_pty  # noqa: PLC0415
+
+    return local_pty()
 
 
 def environment(settings: list[str], files: list[str]) -> dict[str, str | None]:

@@ -66,6 +66,7 @@ def exec_info(
         stdin_open=stdin is not None and stdin.is_open and not stdin.eof,
         subscriptions=len(running.readers),
         transcript=transcript.state,
+        pty=running.terminal_size,
         spool=transcript.spool.state,
         spool_reason=transcript.spool.reason,
         ending=its_exec.ending,

@@ -14,9 +14,10 @@ from runnerd.protocol.errors import RequestError
 from runnerd.protocol.job import Job, pack_job
 from runnerd.protocol.requests import PRIVATE_PREFIX, RLIMITS, ExecStart, rlimit_number
 
-from .pipes import Pipes
+from .pipes import Pipes, Streams
 from .shims import Shim, ShimPool
 from .spares import Spares
+from .terminal import PseudoTerminal
 from .users import Account, find_account
 
 _PRIVATE_NAMES: Final = frozenset({b"NOTIFY_SOCKET"})  # sd_notify(3): ours alone to talk to
@@ -34,12 +35,15 @@ _WHAT: Final = {
     ("cwd", "ENOTDIR"): "not a directory",
     ("cwd", "EACCES"): "not permitted to enter",
 }
+_NO_DEVPTS: Final = "devpts must be mounted at /dev/pts, and /dev/ptmx be its ptmx"
 # Where the kind's own hint, that something must exist, would lead astray.
 _HINTS: Final = {
     ("exec", "EACCES"): "the command's user must be allowed to execute it, and to reach it",
     ("exec", "ENOEXEC"): "name the interpreter in front of it, or in a first line with #!",
     ("exec", "E2BIG"): "pass less: by stdin, or in a file",
     ("cwd", "EACCES"): "the command's user must be allowed to enter it, and to reach it",
+    **{("pty", name): _NO_DEVPTS for name in ("ENOENT", "ENODEV", "ENOTTY", "ENXIO", "EIO")},
+    ("pty", "ENOSPC"): "as many terminals are open as the kernel allows: kernel.pty.max",
 }
 
 
@@ -53,7 +57,7 @@ class Prepared(NamedTuple):
     """
 
     job: bytes
-    pipes: Pipes
+    pipes: Streams
     rescue: bool
 
 
@@ -131,10 +135,7 @@ class Launcher:
         user = params.user or self._user
         account = None if user is None else find_account(user)
         job = pack_job(self._job(params, account))
-        try:
-            return Prepared(job, Pipes(params, account), rescue=params.admission == "skip")
-        except OSError as error:
-            raise spawn_failed(error) from error
+        return Prepared(job, _streams(params, account), rescue=params.admission == "skip")
 
     def launch(self, prepared: Prepared) -> Shim:
         """Hand a job to a shim; what becomes of it, the shim says.
@@ -191,7 +192,7 @@ class Launcher:
             nice=params.nice,
             oom_score_adj=params.oom_score_adj if self._raise_oom_score else None,
             no_new_privs=params.no_new_privs,
-            ctty=False,
+            ctty=params.pty is not None,
             rlimits=tuple((number, soft, hard) for number, (soft, hard) in rlimits.items()),
         )
 
@@ -203,17 +204,34 @@ class Launcher:
         return min(soft, hard_now), min(hard, hard_now)
 
     def _env(self, params: ExecStart, account: Account | None) -> tuple[bytes, ...]:
-        if not params.env and account is None and params.env_mode == "extend":
+        plain = not params.env and account is None and params.pty is None
+        if plain and params.env_mode == "extend":
             return self.environment.lines
         changes: dict[bytes, bytes | None] = {}
         if params.env_mode == "extend" and account is not None:
             changes |= account.environment()
+        if params.pty is not None:
+            # The size is the terminal's to tell; of the daemon's own they would be a lie.
+            changes |= {b"TERM": params.pty.term.encode(), b"COLUMNS": None, b"LINES": None}
         changes |= {
             name.encode(): None if value is None else value.encode()
             for name, value in params.env.items()
         }
         merged = (self.environment.variables if params.env_mode == "extend" else {}) | changes
         return joined(merged)
+
+
+def _streams(params: ExecStart, account: Account | None) -> Streams:
+    try:
+        if params.pty is None:
+            return Pipes(params, account)
+        return PseudoTerminal(params.pty, account)
+    except OSError as error:
+        if params.pty is None:
+            raise spawn_failed(error) from error
+        number = error.errno or errno.EIO
+        message = f"cannot make a terminal: {os.strerror(number).lower()}"
+        raise start_failed("pty", number, message) from error
 
 
 def _send_job(shim: Shim, prepared: Prepared) -> None:
@@ -238,6 +256,7 @@ def start_failed(stage: str, number: int, message: str) -> RequestError:
     """Make a start_failed error."""
     name = errno.errorcode.get(number, str(number))
     retryable = name in ("EAGAIN", "ENOMEM", "EMFILE", "ENFILE", "ETXTBSY")
+    retryable = retryable or (stage, name) == ("pty", "ENOSPC")
     return RequestError(
         "start_failed",
         message,

@@ -22,6 +22,7 @@ from runnerd.protocol.answers import (
     ListAnswer,
     SignalAnswer,
     StartAnswer,
+    TerminalSize,
     WriteAnswer,
 )
 from runnerd.protocol.codec import Codec, Request
@@ -37,6 +38,7 @@ from runnerd.protocol.requests import (
     ExecForget,
     ExecInspect,
     ExecList,
+    ExecResize,
     ExecSignal,
     ExecStart,
     ExecWrite,
@@ -185,7 +187,10 @@ def _start_answer(call: Call, running: Running, params: ExecStart, *, created: b
 def _attach(call: Call, params: ExecAttach) -> None:
     running = call.service.known(params.exec_id, no_output)
     its_exec = running.exec
-    subscription = subscribe(call.connection, running, params, params.after)
+    after = params.after
+    if params.tail_bytes is not None:
+        after = its_exec.transcript.seq_before_tail(params.tail_bytes)
+    subscription = subscribe(call.connection, running, params, after)
     call.answer(
         AttachAnswer(
             subscription=subscription.number,
@@ -237,6 +242,12 @@ def _signal(call: Call, params: ExecSignal) -> None:
         )
 
     running.signal(params.number, params.to, reply)
+
+
+def _resize(call: Call, params: ExecResize) -> None:
+    running = call.service.known(params.exec_id, over)
+    running.resize(TerminalSize(rows=params.rows, cols=params.cols))
+    call.answer(Empty())
 
 
 def _inspect(call: Call, params: ExecInspect) -> None:
@@ -331,6 +342,7 @@ HANDLERS: Final[dict[str, Callable[[Call, Any], None]]] = {
     "exec.ack": _ack,
     "exec.write": _write,
     "exec.signal": _signal,
+    "exec.resize": _resize,
     "exec.cancel": cancel,
     "exec.wait": wait,
     "exec.inspect": _inspect,

@@ -1,10 +1,11 @@
-"""Read one exec's output pipes into its transcript, and know when that is done.
+"""Read one exec's output into its transcript, and know when that is done.
 
 Three times, three rules. While the command runs, pipes are read as long as its gate is open. At
 its exit, what is in them then is read whatever the gate or the clock says, and more until EOF or
 the end of the drain: one chunk of each whatever the gate says, the rest as it does. Once the exit
 is published, leftovers are read slowly and thrown away: closed pipes would kill a server at its
-next log line, full ones would stop it.
+next log line, full ones would stop it. A terminal is hung up then instead, once, as when its
+window is closed.
 """
 
 from __future__ import annotations
@@ -19,8 +20,8 @@ from runnerd.core.bounds import CHUNK_BYTES
 from runnerd.core.execs import Exec
 from runnerd.core.flow import chunk_bytes
 
-from .pipes import BigPipes, Pipes, bytes_waiting
-from .poller import EPOLLIN, Owner, Poller, Timer
+from .pipes import BigPipes, Streams, bytes_waiting
+from .poller import EPOLLET, EPOLLIN, Owner, Poller, Timer
 
 _DISCARD_PAUSE_S = 0.05  # 64 KiB each: leftovers write 1.3 MB/s at most, at 20 wake-ups a second
 _READS_MAX = 4  # of one pipe in a turn, while each finds a whole chunk
@@ -46,7 +47,7 @@ class OutputPump:
     def __init__(
         self,
         its_exec: Exec,
-        pipes: Pipes,
+        pipes: Streams,
         poller: Poller,
         *,
         tail_bytes: Callable[[], int],
@@ -67,6 +68,7 @@ class OutputPump:
         self._is_big = [False, False]
         self._watching = [False, False]
         self._discarding = False
+        self._nobody_has_it = False  # a terminal that no process has open, for now
         self._past_gate = [0, 0]  # bytes of each that are read though the gate is shut
         self._resume: Timer | None = None
         self._patience: Timer | None = None
@@ -118,7 +120,8 @@ class OutputPump:
         if fd is None or self._watching[stream]:
             return
         self._watching[stream] = True
-        self._poller.watch(fd, EPOLLIN, lambda _events: self._readable(stream), self._owner)
+        events = EPOLLIN | EPOLLET if self._nobody_has_it else EPOLLIN
+        self._poller.watch(fd, events, lambda _events: self._readable(stream), self._owner)
 
     def _unwatch(self, stream: int) -> None:
         fd = self._pipes.output[stream]
@@ -154,12 +157,15 @@ class OutputPump:
         if fd is None:
             return 0
         try:
-            data = os.read(fd, min(bytes_max, chunk_bytes(self._tail_bytes())))
+            data = self._pipes.read(fd, min(bytes_max, chunk_bytes(self._tail_bytes())))
         except BlockingIOError:
             return 0
         if not data:
-            self._close(stream)
+            self._at_end(stream)
             return 0
+        if self._nobody_has_it:
+            self._nobody_has_it = False
+            self._watch_anew(stream)
         self._exec.output(stream, data, time.monotonic())
         self._on_output()
         if len(data) == CHUNK_BYTES:
@@ -167,6 +173,19 @@ class OutputPump:
             if self._whole_chunks[stream] == _BULK_READS:
                 self._is_big[stream] = self._big_pipes.grow(fd)
         return len(data)
+
+    def _at_end(self, stream: Literal[0, 1]) -> None:
+        if not self._pipes.is_terminal or self._exec.status is not None:
+            self._close(stream)
+        elif not self._nobody_has_it:
+            # Its command lives, and may open /dev/tty again; closed, it would be sent SIGHUP.
+            self._nobody_has_it = True
+            self._watch_anew(stream)
+
+    def _watch_anew(self, stream: Literal[0, 1]) -> None:
+        if self._watching[stream]:
+            self._unwatch(stream)
+            self._watch(stream)
 
     def _close(self, stream: int) -> None:
         fd = self._pipes.output[stream]
@@ -189,7 +208,7 @@ class OutputPump:
             fd = self._pipes.output[stream]
             if fd is None:
                 continue
-            rest = min(bytes_waiting(fd), _PIPE_BYTES_MAX)
+            rest = min(self._pipes.waiting_bytes(fd), _PIPE_BYTES_MAX)
             while rest > 0:
                 size = self._read(stream)
                 if not size:
@@ -203,10 +222,20 @@ class OutputPump:
         return self.at_eof
 
     def discard(self) -> None:
-        """From now on throw away what comes; it is counted."""
+        """From now on throw away what comes; it is counted. A terminal is hung up."""
         self._discarding = True
+        if self._pipes.is_terminal:
+            self._hang_up()
+            return
         for stream in _STREAMS:
             self._watch(stream)
+
+    def _hang_up(self) -> None:
+        fd = self._pipes.output[0]
+        rest = 0 if fd is None else self._pipes.waiting_bytes(fd)
+        while rest > 0 and (size := self._read(0)):  # what leftovers wrote last is counted too
+            rest -= size
+        self.close()
 
     def _discard(self, stream: Literal[0, 1]) -> None:
         self._read(stream)

@@ -1,4 +1,7 @@
-"""The pipes between the daemon and one command, and what is done with the daemon's ends."""
+"""What lies between the daemon and one command: pipes, and what is done with the daemon's ends.
+
+A command with a terminal has daemon/terminal.py's instead; Streams is what both have in common.
+"""
 
 from __future__ import annotations
 
@@ -9,6 +12,7 @@ import struct
 import termios
 from typing import Final
 
+from runnerd.protocol.answers import TerminalSize
 from runnerd.protocol.requests import ExecStart
 
 from .users import Account
@@ -19,8 +23,66 @@ BIG_PIPES_MAX: Final = 32
 DEV_NULL: Final = os.open("/dev/null", os.O_RDWR | os.O_CLOEXEC)
 
 
-class Pipes:
+class Streams:
     """The three streams of one exec: ours to read and write, theirs to hand over.
+
+    Attributes:
+        is_terminal: Whether one terminal is all three of them.
+        stdin: What is written to feed the command, None where it is closed.
+        output: What is read, by stream; None at its end.
+        theirs: The command's descriptors 0 to 2, until given().
+    """
+
+    is_terminal = False
+
+    def __init__(self) -> None:
+        self.stdin: int | None = None
+        self.output: list[int | None] = [None, None]
+        self.theirs: list[int] = []
+        self._given: list[int] = []
+
+    def read(self, fd: int, size: int) -> bytes:
+        """Read once; nothing is the end of the stream, for now at least with a terminal."""
+        return os.read(fd, size)
+
+    def waiting_bytes(self, fd: int) -> int:
+        """Return how many bytes have to be read to have all that is there now."""
+        return bytes_waiting(fd)
+
+    def write(self, fd: int, data: bytes | bytearray) -> int:
+        """Write as much as goes in now; returns how much."""
+        return os.write(fd, data)
+
+    def end_mark(self) -> bytes:
+        """Return what has to be written to end the input; nothing where closing does it."""
+        return b""
+
+    def resize(self, _rows: int, _cols: int) -> bool:
+        """Say that there is no terminal whose size could be set."""
+        return False
+
+    def size(self) -> TerminalSize | None:
+        """Say that there is no terminal that has a size."""
+        return None
+
+    def given(self) -> None:
+        """The command has its ends: close ours of them, or EOF would never come."""
+        for fd in self._given:
+            os.close(fd)
+        self._given.clear()
+
+    def close(self) -> None:
+        """Close everything still open."""
+        self.given()
+        for fd in (self.stdin, *self.output):
+            if fd is not None:
+                os.close(fd)
+        self.stdin = None
+        self.output = [None, None]
+
+
+class Pipes(Streams):
+    """The pipes of one exec.
 
     The two ends of a pipe are descriptions of their own, so O_NONBLOCK on ours does not reach
     the command. They are real pipes, not sockets: a command may open /dev/stdout.
@@ -34,10 +96,7 @@ class Pipes:
     """
 
     def __init__(self, params: ExecStart, account: Account | None) -> None:
-        self.stdin: int | None = None
-        self.output: list[int | None] = [None, None]
-        self.theirs: list[int] = []
-        self._given: list[int] = []
+        super().__init__()
         self._account = account
         try:
             self.theirs.append(self._stdin() if params.stdin == "pipe" else DEV_NULL)
@@ -71,21 +130,6 @@ class Pipes:
     def _output(self, stream: int) -> int:
         self.output[stream], writer = self._pipe(1)
         return writer
-
-    def given(self) -> None:
-        """The command has its ends: close ours of them, or EOF would never come."""
-        for fd in self._given:
-            os.close(fd)
-        self._given.clear()
-
-    def close(self) -> None:
-        """Close everything still open."""
-        self.given()
-        for fd in (self.stdin, *self.output):
-            if fd is not None:
-                os.close(fd)
-        self.stdin = None
-        self.output = [None, None]
 
 
 class BigPipes:

@@ -23,6 +23,7 @@ import trio
 
 EPOLLIN: Final = select.EPOLLIN
 EPOLLOUT: Final = select.EPOLLOUT
+EPOLLET: Final = select.EPOLLET
 _BATCH: Final = 64
 _ROUNDS_MAX: Final = 8  # of descriptors that are ready again at once, before others have a turn
 _TURN_S: Final = 0.0003  # for them, and again for bulk work; what others wait for at most, nearly
@@ -79,7 +80,8 @@ class Poller:
         """Call handler(events) whenever `fd` is ready, until unwatch.
 
         Level-triggered: a handler that leaves something is called again. EPOLLHUP and EPOLLERR
-        are always reported, so a descriptor that must rest is unwatched, not watched for nothing.
+        are always reported, so a descriptor that must rest is unwatched, not watched for nothing;
+        or watched with EPOLLET too, where its next change is what is waited for.
         """
         self._epoll.register(fd, events)
         self._watched[fd] = (handler, owner)

@@ -1,4 +1,4 @@
-"""One exec at work: its shim, pipes, timers, subscribers and waiters.
+"""One exec at work: its shim, pipes or terminal, timers, subscribers and waiters.
 
 Facts come in (a message of the shim, bytes, a timer, a request), core/execs.py says what follows,
 and `_carry_out` does it: the one place where a decision becomes an effect, so that nothing can
@@ -32,8 +32,8 @@ from runnerd.core.execs import (
 from runnerd.core.life import State
 from runnerd.core.oom import SIGKILL
 from runnerd.core.past import Past
-from runnerd.protocol.answers import Exit, Reason
-from runnerd.protocol.errors import RequestError
+from runnerd.protocol.answers import Exit, Reason, TerminalSize
+from runnerd.protocol.errors import RequestError, invalid
 from runnerd.protocol.requests import ExecStart, ExecWrite
 from runnerd.protocol.shimwire import (
     Empty,
@@ -59,7 +59,7 @@ from .clock_watch import ClockWatch
 from .effects import each_of
 from .ending import EndMessage, ShimEnder
 from .output_pump import OutputPump
-from .pipes import Pipes
+from .pipes import Streams
 from .procfs import Stat, tree_use
 from .readers import Readers
 from .shims import Shim
@@ -109,7 +109,7 @@ class Running:
         self._timers = Timers(service.poller, self)
         self._shim: Shim | None = None
         self._leaf: Leaf | None = None
-        self._pipes: Pipes | None = None
+        self._pipes: Streams | None = None
         self._output: OutputPump | None = None
         self._stdin: StdinPump | None = None
         self._ender: ShimEnder | None = None
@@ -553,6 +553,26 @@ class Running:
     def stdin_room_bytes(self) -> int:
         """How much stdin could take now."""
         return 0 if self._stdin is None else self._stdin.room_bytes
+
+    def resize(self, size: TerminalSize) -> None:
+        """Set its terminal's size.
+
+        Raises:
+            RequestError: Where it has no terminal, or the command has ended.
+        """
+        exec_id = self.exec.exec_id
+        if self.exec.terminal_size is None:
+            raise invalid("exec_id", f"'{exec_id}' was started without pty: it has no terminal")
+        terminal = self._pipes if self.exec.status is None else None
+        if terminal is None or not terminal.resize(size.rows, size.cols):
+            raise RequestError("exec_ended", f"exec '{exec_id}' has ended, and so has its terminal")
+        self.exec.terminal_size = size
+
+    @property
+    def terminal_size(self) -> TerminalSize | None:
+        """Return its terminal's size, whoever set it; once hung up, the last that was asked for."""
+        now = None if self._pipes is None else self._pipes.size()
+        return now or self.exec.terminal_size
 
     def signal(self, number: int, to: Scope, reply: Callable[[int | RequestError], None]) -> None:
         """Send one signal by way of the shim."""

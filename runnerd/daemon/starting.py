@@ -15,7 +15,7 @@ from runnerd.protocol.shimwire import Failed, ShimMessage
 
 from .effects import each_of
 from .launcher import Prepared, explain_failure
-from .pipes import Pipes
+from .pipes import Streams
 from .poller import Owner
 from .shims import Shim
 from .timers import Timers
@@ -51,7 +51,7 @@ class Starting:
         end_half_made: Callable[[int], None],
     ) -> None:
         self.shim: Shim | None = None
-        self.pipes: Pipes | None = None
+        self.pipes: Streams | None = None
         self._service = service
         self._exec = its_exec
         self._params: ExecStart | None = params
@@ -173,7 +173,7 @@ class Starting:
         )
 
     def drop(self) -> None:
-        """Leave nothing of it: neither pipes nor a process. Dropped twice, dropped once."""
+        """Leave nothing of it: no pipe, terminal or process. Dropped twice, dropped once."""
         self._timers.cancel_all()
         self._launch = self._prepared = None
         pipes, self.pipes = self.pipes, None

@@ -1,4 +1,4 @@
-"""Write what was taken for one command's stdin into its pipe, and answer the writers."""
+"""Write what was taken for one command's stdin into its pipe or terminal; answer the writers."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ from runnerd.protocol.answers import WriteAnswer
 from runnerd.protocol.errors import RequestError
 from runnerd.protocol.requests import ExecWrite
 
-from .pipes import Pipes
-from .poller import EPOLLOUT, Owner, Poller, Timer
+from .pipes import Streams
+from .poller import EPOLLET, EPOLLOUT, Owner, Poller, Timer
 
 _WRITE_COST_BYTES: Final = 1024  # what a write that waits costs beside its bytes, also without any
 
@@ -79,7 +79,7 @@ class StdinPump:
     """
 
     def __init__(
-        self, queue: StdinQueue, pipes: Pipes, totals: StdinTotals, poller: Poller, owner: Owner
+        self, queue: StdinQueue, pipes: Streams, totals: StdinTotals, poller: Poller, owner: Owner
     ) -> None:
         self._queue = queue
         self._pipes = pipes
@@ -89,6 +89,7 @@ class StdinPump:
         self._waiting: deque[_Write] = deque()
         self._timer: Timer | None = None
         self._watching = False
+        self._end_mark: bytes | None = None
 
     @property
     def room_bytes(self) -> int:
@@ -185,25 +186,36 @@ class StdinPump:
 
     def _pump(self) -> None:
         queue = self._queue
-        while (chunk := queue.head()) is not None and self._pipes.stdin is not None:
+        while self._pipes.stdin is not None and (chunk := queue.head() or self._rest_of_mark()):
             try:
-                size = os.write(self._pipes.stdin, chunk)
+                size = self._pipes.write(self._pipes.stdin, chunk)
             except BlockingIOError:
                 self._watch()
                 return
             except OSError:  # EPIPE: the command closed its end, which is its right
                 self.close()
                 return
+            if self._end_mark is not None:
+                self._end_mark = self._end_mark[size:]
+                continue
             queue.wrote(size)
             self._totals.release(size)
         self._unwatch()
-        if queue.eof:
+        if queue.eof and not self._pipes.is_terminal:
             self._close_pipe()
+
+    def _rest_of_mark(self) -> bytes | None:
+        # Asked for once everything before it is written: it depends on the terminal's mode then.
+        if self._queue.eof and self._end_mark is None:
+            self._end_mark = self._pipes.end_mark()
+        return self._end_mark
 
     def _watch(self) -> None:
         if not self._watching and self._pipes.stdin is not None:
             self._watching = True
-            self._poller.watch(self._pipes.stdin, EPOLLOUT, self._writable, self._owner)
+            # A terminal that nobody has open reports its hang-up all the time: only changes count.
+            events = EPOLLOUT | EPOLLET if self._pipes.is_terminal else EPOLLOUT
+            self._poller.watch(self._pipes.stdin, events, self._writable, self._owner)
 
     def _unwatch(self) -> None:
         if self._watching and self._pipes.stdin is not None:
@@ -214,7 +226,9 @@ class StdinPump:
         """There may be room in the total."""
         self._poller.call_soon(self._owner, self._serve_waiting)
 
-    def _writable(self, _events: int) -> None:
+    def _writable(self, events: int) -> None:
+        if not events & EPOLLOUT and self._pipes.is_terminal:
+            return  # hung up, for now; a write that finds no room would be reported as a change
         self._pump()
         self._serve_waiting()
 

@@ -165,7 +165,7 @@ class Exit(msgspec.Struct, kw_only=True):
         oom: See Oom.
         phases: See Phases.
         stdout: See StreamCount.
-        stderr: See StreamCount; empty where stderr was merged or null.
+        stderr: See StreamCount; empty where stderr was merged, null, or a terminal's.
     """
 
     exec_id: str
@@ -384,6 +384,18 @@ class Holder(msgspec.Struct, kw_only=True):
     certain: bool
 
 
+class TerminalSize(msgspec.Struct, kw_only=True, frozen=True):
+    """How large an exec's terminal is.
+
+    Attributes:
+        rows: 1-65535, 0 where a program has set it so.
+        cols: 1-65535, 0 where a program has set it so.
+    """
+
+    rows: int
+    cols: int
+
+
 class ExecInfo(msgspec.Struct, kw_only=True):
     """What is known of an exec; everything but its environment.
 
@@ -405,6 +417,7 @@ class ExecInfo(msgspec.Struct, kw_only=True):
         stdin_accepted_bytes: Bytes taken for stdin; null with flow.
         stdin_open: Whether exec.write can still be accepted.
         output_bytes: Bytes read of both streams so far.
+        pty: The terminal's size, as last known; null where it runs with pipes.
         subscriptions: How many subscribe.
         transcript: kept; partial (something was dropped); evicted (for space or age); forgotten
             (by exec.forget); lost (with an earlier daemon).
@@ -438,6 +451,7 @@ class ExecInfo(msgspec.Struct, kw_only=True):
     stdin_open: bool
     subscriptions: int
     transcript: TranscriptState
+    pty: TerminalSize | None = None
     spool: SpoolState = "off"
     spool_reason: str | None = None
     ending: Reason | None = None
@@ -726,6 +740,7 @@ ANSWERS: Final[dict[str, type[msgspec.Struct]]] = {
     "exec.ack": Empty,
     "exec.write": WriteAnswer,
     "exec.signal": SignalAnswer,
+    "exec.resize": Empty,
     "exec.cancel": CancelAnswer,
     "exec.wait": Exit,
     "exec.inspect": ExecInfo,

@@ -151,7 +151,7 @@ class ErrorData(msgspec.Struct, omit_defaults=True):
         retryable: Whether the same request may succeed later.
         retry_after_s: When to retry, in seconds.
         field: The request field at fault, as a path.
-        stage: For start_failed: user, groups, rlimit, umask, nice, cwd, exec, ...
+        stage: For start_failed: user, groups, rlimit, umask, nice, cwd, pty, exec, ...
         errno: The kernel's errno.
         errno_name: Its name, as errno(3) lists it.
         state: For exec_exists: live, finished or settled.

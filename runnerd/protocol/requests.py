@@ -25,6 +25,7 @@ SECONDS_MAX: Final = 1e9  # about 31 years: far inside what any kernel timer tak
 LABELS_MAX: Final = 32
 LABEL_KEY_BYTES_MAX: Final = 63
 LABEL_VALUE_BYTES_MAX: Final = 256
+TERM_CHARS_MAX: Final = 128
 USER_CHARS_MAX: Final = 520  # two names of LOGIN_NAME_MAX (256, sysconf(3)) and a colon
 RLIM_INFINITY: Final = 2**64 - 1
 PRIVATE_PREFIX: Final = "RUNNERD_"
@@ -64,6 +65,8 @@ Stream = Literal["stdout", "stderr"]
 Version = Annotated[int, Meta(ge=0, le=2**31 - 1)]
 Generation = Annotated[int, Meta(ge=1, le=2**63 - 1)]
 Fence = Annotated[int, Meta(ge=1, le=2**63 - 1)]
+TerminalSide = Annotated[int, Meta(ge=1, le=65535)]
+"""Rows or columns. Source: struct winsize, ioctl_tty(2), has 16 bits; 0 would mean unknown."""
 
 
 def _both_streams() -> list[Stream]:
@@ -176,6 +179,26 @@ class Attach(Params):
         _check_subscriber("attach.", self.streams, self.subscriber, self.generation)
 
 
+class Pty(Params):
+    """The `pty` part of exec.start: the command gets a terminal instead of pipes.
+
+    Attributes:
+        rows: 1-65535; 24 if absent.
+        cols: 1-65535; 80 if absent.
+        term: The command's TERM, where `env` does not say otherwise: what kind of terminal shows
+            its output.
+    """
+
+    rows: TerminalSide = 24
+    cols: TerminalSide = 80
+    term: Annotated[str, Meta(max_length=TERM_CHARS_MAX)] = "xterm-256color"
+
+    def __post_init__(self) -> None:
+        _check_text("pty.term", self.term)
+        if not self.term:
+            raise invalid("pty.term", "is empty")
+
+
 class ExecStart(Params):
     """Start one command. Answered only once execve has succeeded, or with the true error.
 
@@ -195,8 +218,11 @@ class ExecStart(Params):
         nice: -20 to 19.
         oom_score_adj: 900-1000; 900 if absent; a higher inherited score is kept.
         no_new_privs: Whether execve may no longer grant privileges, see prctl(2).
-        stdin: null = /dev/null; pipe = fed by exec.write.
-        stderr: pipe, stdout (merged in the kernel, exact order) or null.
+        stdin: null = /dev/null; pipe = fed by exec.write. With pty it says nothing: the terminal
+            can always be written to.
+        stderr: pipe, stdout (merged in the kernel, exact order) or null. To be left out with pty,
+            where all output is one stream, told as stdout.
+        pty: Run it in a terminal of its own, its controlling terminal from before execve.
         deadline_s: When the command is ended, in seconds from its start; none if absent.
         orphan_ttl_s: End the command once nobody has been attached for so long, from its start or
             since the last reader left; none if absent.
@@ -229,6 +255,7 @@ class ExecStart(Params):
     no_new_privs: bool = False
     stdin: Literal["null", "pipe"] = "null"
     stderr: Literal["pipe", "stdout", "null"] = "pipe"
+    pty: Pty | None = None
     deadline_s: Seconds | None = None
     orphan_ttl_s: Seconds | None = None
     stall_s: Seconds | None = None
@@ -258,6 +285,8 @@ class ExecStart(Params):
         _check_text("user", self.user)
         if self.user == "":
             raise invalid("user", "is empty")
+        if self.pty is not None and self.stderr != "pipe":
+            raise invalid("stderr", "a terminal is one stream: leave stderr out with pty")
         _check_seconds("deadline_s", self.deadline_s)
         _check_seconds("orphan_ttl_s", self.orphan_ttl_s)
         _check_seconds("stall_s", self.stall_s)
@@ -291,6 +320,8 @@ class ExecAttach(Params):
         exec_id: The exec.
         after: Replay what comes after this sequence; 0 = from the first kept record; "tail" =
             only what comes from now on.
+        tail_bytes: With after "tail": begin so far back that at most so many bytes of output are
+            replayed, in whole records: a terminal's recent screen.
         streams: Which streams to be sent.
         subscriber: As in exec.start; a blocked command waits for this name to come back.
         generation: As in exec.start.
@@ -299,6 +330,7 @@ class ExecAttach(Params):
 
     exec_id: ExecId
     after: Sequence | Literal["tail"] = 0
+    tail_bytes: Annotated[int, Meta(ge=1, le=2**40)] | None = None
     streams: list[Stream] = msgspec.field(default_factory=_both_streams)
     subscriber: SubscriberName | None = None
     generation: Generation | None = None
@@ -306,6 +338,8 @@ class ExecAttach(Params):
 
     def __post_init__(self) -> None:
         _check_subscriber("", self.streams, self.subscriber, self.generation)
+        if self.tail_bytes is not None and self.after != "tail":
+            raise invalid("tail_bytes", 'goes with after "tail"; a sequence says where to begin')
 
 
 class ExecDetach(Params):
@@ -338,7 +372,8 @@ class ExecWrite(Params):
         offset: Where `data` begins in the whole stream; a repeat of what was taken is taken
             once. Absent = append, which is not repeatable.
         data: The bytes; may be empty.
-        eof: Close stdin after everything taken, once all of `data` is taken.
+        eof: Close stdin after everything taken, once all of `data` is taken. A terminal gets its
+            own end-of-file character instead, as by Ctrl-D.
         wait_s: How long to wait for room for all of `data`; absent = take what fits now.
     """
 
@@ -350,6 +385,20 @@ class ExecWrite(Params):
 
     def __post_init__(self) -> None:
         _check_seconds("wait_s", self.wait_s)
+
+
+class ExecResize(Params):
+    """Tell the command's terminal its new size; its foreground group gets SIGWINCH.
+
+    Attributes:
+        exec_id: The exec, started with pty.
+        rows: 1-65535.
+        cols: 1-65535.
+    """
+
+    exec_id: ExecId
+    rows: TerminalSide
+    cols: TerminalSide
 
 
 class ExecSignal(Params):
@@ -506,6 +555,7 @@ METHODS: Final[dict[str, type[Params]]] = {
     "exec.ack": ExecAck,
     "exec.write": ExecWrite,
     "exec.signal": ExecSignal,
+    "exec.resize": ExecResize,
     "exec.cancel": ExecCancel,
     "exec.wait": ExecWait,
     "exec.inspect": ExecInspect,

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from runnerd.protocol.framing import Encoding
+from runnerd.protocol.requests import Pty
 from tests.cases.looking import peak_rss_bytes, records
 from tests.harness import RunnerdProcess
 from tests.raw import RawClient
@@ -102,10 +103,20 @@ def test_c53_no_line_is_waited_for(runnerd_daemon: RunnerdProcess) -> None:
 
 
 def test_c55_pipes_change_no_byte(runnerd_daemon: RunnerdProcess) -> None:
-    """500 of 500 runs over pipes give both streams as written; the half with a pty is not here."""
+    """500 of 500 runs over pipes give both streams as written."""
     argv = ["sh", "-c", "printf 'a\\nb\\tc\\n'; echo err >&2"]
     with runnerd_daemon.connect() as client:
         for _ in range(500):
             done = client.run(argv)
             assert (done.stdout, done.stderr) == (b"a\nb\tc\n", b"err\n")
+            assert done.exit.code == 0
+
+
+def test_c55_a_terminal_changes_line_ends_and_nothing_else(runnerd_daemon: RunnerdProcess) -> None:
+    """500 of 500 runs in a terminal give one stream, in order, with ONLCR's line ends."""
+    argv = ["sh", "-c", "printf 'a\\nb\\tc\\n'; echo err >&2"]
+    with runnerd_daemon.connect() as client:
+        for _ in range(500):
+            done = client.run(argv, pty=Pty(rows=24, cols=80))
+            assert (done.stdout, done.stderr) == (b"a\r\nb\tc\r\nerr\r\n", b"")
             assert done.exit.code == 0

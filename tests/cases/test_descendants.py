@@ -1,7 +1,4 @@
-"""Cases of the group `descendants`: whatever a command starts is found, and nothing else is hit.
-
-The halves of C24 that need a pty are left to the pty's own tests.
-"""
+"""Cases of the group `descendants`: whatever a command starts is found, and nothing else is hit."""
 
 from __future__ import annotations
 
@@ -266,7 +263,10 @@ def _expect_nobody(client: Any, exec_id: str) -> None:
     assert outcome in ("already_ended", "exec_unknown")
 
 
-def test_c24_a_cancel_sent_with_the_start_is_not_lost(runnerd_daemon: RunnerdProcess) -> None:
+@pytest.mark.parametrize("more", [{}, {"pty": {}}], ids=["pipes", "pty"])
+def test_c24_a_cancel_sent_with_the_start_is_not_lost(
+    runnerd_daemon: RunnerdProcess, more: dict[str, object]
+) -> None:
     """Start and cancel in one write, 1000 times: refused as cancelled or killed, none is left."""
     word = mark(60)
     cancelled = killed = 0
@@ -276,7 +276,9 @@ def test_c24_a_cancel_sent_with_the_start_is_not_lost(runnerd_daemon: RunnerdPro
             exec_id = f"c24-{number}"
             start, cancel = 10_000 + 2 * number, 10_001 + 2 * number
             client.sock.sendall(
-                client.encode("exec.start", {"exec_id": exec_id, "argv": ["sleep", word]}, start)
+                client.encode(
+                    "exec.start", {"exec_id": exec_id, "argv": ["sleep", word], **more}, start
+                )
                 + client.encode("exec.cancel", {"exec_id": exec_id, "grace_s": 0}, cancel)
             )
             assert client.answer(cancel)["outcome"] == "ended"

@@ -1,7 +1,4 @@
-"""Cases of the group `inherit`: what a command finds itself with is its own, not the daemon's.
-
-The halves of C36 that need a pty are left to the pty's own tests.
-"""
+"""Cases of the group `inherit`: what a command finds itself with is its own, not the daemon's."""
 
 from __future__ import annotations
 
@@ -17,6 +14,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from runnerd.protocol.requests import Pty
 from tests import needs
 from tests.cases.field import ROOM, cgroup, entering, mark, marked, output_of, timed
 from tests.harness import REPOSITORY, RunnerdProcess, children, wait_for
@@ -122,6 +120,8 @@ def test_c36_c37_streams_open_by_name(runnerd_daemon: RunnerdProcess, user: str 
         script = "echo x > /dev/stdout; echo y > /dev/stderr"
         done = client.run(["sh", "-c", script], user=user)
         assert (done.exit.code, done.stdout, done.stderr) == (0, b"x\n", b"y\n")
+        done = client.run(["sh", "-c", script], user=user, pty=Pty())
+        assert (done.exit.code, done.stdout, done.stderr) == (0, b"x\r\ny\r\n", b"")
         done = client.run(["cat", "/dev/stdin"], input=b"in\n", user=user)
         assert (done.exit.code, done.stdout, done.stderr) == (0, b"in\n", b"")
         done = client.run(["stat", "-Lc", "%F", "/dev/stdout"], user=user)

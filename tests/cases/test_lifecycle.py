@@ -1,7 +1,4 @@
-"""Cases of the group `lifecycle`: starting, stopping in time, and what a stop does to all else.
-
-The halves of C141 and C142 that need a pty are left to the pty's own tests.
-"""
+"""Cases of the group `lifecycle`: starting, stopping in time, and what a stop does to all else."""
 
 from __future__ import annotations
 
@@ -14,11 +11,12 @@ import sys
 import threading
 import time
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
 from runnerd.protocol.framing import Encoding
+from runnerd.protocol.requests import Pty
 from tests import needs
 from tests.cases.field import (
     ROOM,
@@ -206,6 +204,7 @@ def test_c141_trees_that_ignore_everything_do_not_hold_the_stop_up(start_daemon:
         "setsid": f"{IGNORING} setsid sleep {word} & sleep {word}; :",
         "forked": f"{IGNORING} (setsid sh -c '(sleep {word}; :) & sleep 0') & sleep {word}; :",
         "stopped": f"{IGNORING} sleep {word} & {STOP_SLEEP} kill -STOP $$; sleep {word}",
+        "terminal": f"{IGNORING} sleep {word} & sleep {word}; :",
         "talking": f"{IGNORING} sleep {word} & yes",
     }
     daemon = start_daemon()
@@ -216,8 +215,9 @@ def test_c141_trees_that_ignore_everything_do_not_hold_the_stop_up(start_daemon:
                 # Attached by a client that never reads again, so that the command waits too.
                 deaf.call("exec.start", exec_id=name, argv=argv, attach={})
                 continue
-            client.call("exec.start", exec_id=name, argv=argv, attach={})
-        wait_for(lambda: len(marked(word)) == 8)
+            more: dict[str, Any] = {"pty": {}} if name == "terminal" else {}
+            client.call("exec.start", exec_id=name, argv=argv, attach={}, **more)
+        wait_for(lambda: len(marked(word)) == 10)
         pid = client.call("exec.inspect", exec_id="stopped")["pid"]
         wait_for(lambda: is_stopped(pid))
         began_s = time.monotonic()
@@ -233,7 +233,7 @@ def test_c141_trees_that_ignore_everything_do_not_hold_the_stop_up(start_daemon:
         assert not marked(word)
     last = daemon.log_path.read_text().splitlines()[-1]
     assert '"stopped"' in last
-    assert '"forced":5' in last.replace(" ", "")
+    assert '"forced":6' in last.replace(" ", "")
 
 
 BUSY = """
@@ -264,7 +264,12 @@ def test_c142_busy_threads_in_the_daemon_hold_no_start_up(start_daemon: Daemons)
         for _ in range(rounds(3000, 600)):
             took_s, handle = timed(
                 lambda: client.start(
-                    ["true"], user="nobody", cwd="/tmp", umask=0o077, oom_score_adj=950
+                    ["true"],
+                    user="nobody",
+                    cwd="/tmp",
+                    umask=0o077,
+                    oom_score_adj=950,
+                    pty=Pty(),
                 )
             )
             slowest_s = max(slowest_s, took_s)

@@ -1,6 +1,6 @@
 """Cases of the group `metrics`: the numbers add up while everything goes on at once.
 
-C148 without what needs a pty or a journal; evicted records are those the count limit drops.
+C148 without what needs a journal; evicted records are those the count limit drops.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from runnerd.client.errors import RemoteError
+from runnerd.protocol.requests import Pty
 from tests.cases.field import metric, rounds
 from tests.harness import wait_for
 from tests.raw import RawClient
@@ -88,10 +89,10 @@ def test_c148_the_metrics_add_up(start_daemon: Callable[..., RunnerdProcess]) ->
             for reason in ("exited", "cancelled", "deadline", "stopped", "internal", "lost")
         }
         assert sum(by_reason.values()) == metric(text, "runnerd_execs_exited_total")
-        # Of each round: ok, its duplicate's first, the lingering one, the vanished client's, the
-        # signalled one; one cancelled; one at its deadline.
+        # Of each round: ok, one in a terminal, its duplicate's first, the lingering one, the
+        # vanished client's, the signalled one; one cancelled; one at its deadline.
         assert by_reason == {
-            "exited": 4 * each,
+            "exited": 5 * each,
             "cancelled": each,
             "deadline": each,
             "stopped": 0,
@@ -114,6 +115,8 @@ def test_c148_the_metrics_add_up(start_daemon: Callable[..., RunnerdProcess]) ->
 def _one_of_each(daemon: RunnerdProcess, client: Client) -> None:
     done = client.run(["true"])
     assert done.exit.reason == "exited"
+    done = client.run(["echo", "x"], pty=Pty())
+    assert (done.exit.reason, done.stdout) == ("exited", b"x\r\n")
     for params, _ in START_ERRORS.values():
         with pytest.raises(RemoteError):
             client.start(attach=False, **params)  # type: ignore[arg-type]

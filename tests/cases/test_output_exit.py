@@ -215,7 +215,7 @@ def test_c12_order_within_a_stream_is_exact_and_slow_writes_alternate(
 ) -> None:
     """Sequences are gapless over both streams; writes apart in time, or merged, keep order.
 
-    The fast form merged is `stderr: "stdout"`; the half with a pty needs one and is not here.
+    The fast form merged is `stderr: "stdout"`, or a terminal.
     The slow form writes 40 pairs, since 20 pauses of 50 ms prove what 400 would.
     """
     loop = "for i in $(seq 1 {count}); do echo o$i; {pause} echo e$i >&2; {pause} done"
@@ -225,7 +225,8 @@ def test_c12_order_within_a_stream_is_exact_and_slow_writes_alternate(
         client.call("exec.start", exec_id="fast", argv=fast, attach={})
         client.call("exec.start", exec_id="slow", argv=slow, attach={})
         client.call("exec.start", exec_id="merged", argv=fast, stderr="stdout", attach={})
-        for exec_id in ("fast", "slow", "merged"):
+        client.call("exec.start", exec_id="terminal", argv=fast, pty={}, attach={})
+        for exec_id in ("fast", "slow", "merged", "terminal"):
             client.note("exec.closed", exec_id)
             told = records(client, exec_id)
             assert [note["seq"] for note in told] == [*range(1, len(told) + 1)]
@@ -233,6 +234,7 @@ def test_c12_order_within_a_stream_is_exact_and_slow_writes_alternate(
         assert client.output("fast", "stdout") == stdout
         assert client.output("fast", "stderr") == stdout.replace(b"o", b"e")
         merged = b"".join(b"o%d\ne%d\n" % (number, number) for number in range(1, 201))
+        assert client.output("terminal") == merged.replace(b"\n", b"\r\n")
         assert client.output("merged") == merged
         chunks = [
             (note["stream"], note["data"])

@@ -1,7 +1,4 @@
-"""Cases of the group `resources`: nothing is used up, and at a limit the daemon still answers.
-
-The halves of C121 and C123 that need a pty are left to the pty's own tests.
-"""
+"""Cases of the group `resources`: nothing is used up, and at a limit the daemon still answers."""
 
 from __future__ import annotations
 
@@ -14,6 +11,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from runnerd.client.errors import ClientTimeout, RemoteError
+from runnerd.protocol.requests import Pty
 from tests.cases.field import ROOM, cgroup, cpu_s, entering, mark, marked, open_fds, rounds, timed
 from tests.harness import children, wait_for
 from tests.raw import ClosedError, RawClient, RawError
@@ -39,7 +37,7 @@ def test_c121_thousands_of_execs_leave_nothing_open(runnerd_daemon: RunnerdProce
         client.run(["true"])
         wait_for(lambda: client.info().parked_shims == 3)
         fds, threads = open_fds(pid), _threads(pid)
-        for _ in range(rounds(5000, 1000) // 7):
+        for _ in range(rounds(5000, 1000) // 10):
             _one_of_each_kind(runnerd_daemon, client)
             peak = max(peak, open_fds(pid))
         wait_for(lambda: open_fds(pid) <= fds + 5, 2 * ROOM)
@@ -57,6 +55,11 @@ def test_c121_thousands_of_execs_leave_nothing_open(runnerd_daemon: RunnerdProce
 def _one_of_each_kind(daemon: RunnerdProcess, client: Client) -> None:
     assert client.run(["true"]).exit.code == 0
     assert client.run(["cat"], input=b"x").stdout == b"x"
+    assert client.run(["cat"], input=b"x\n", pty=Pty()).stdout == b"x\r\nx\r\n"
+    with pytest.raises(RemoteError):
+        client.start(["no-such-program-anywhere"], pty=Pty())
+    with RawClient(daemon.socket_path) as vanishing:
+        vanishing.send("exec.start", argv=["echo", "hi"], attach={}, pty={})
     with pytest.raises(RemoteError):
         client.start(["no-such-program-anywhere"], stdin="pipe")
     handle = client.start(["sleep", "60"], attach=False)
@@ -166,6 +169,10 @@ def test_c123_without_pids_all_but_a_start_works(start_daemon: Daemons) -> None:
             assert refused.value.kind == "start_failed"
             assert refused.value.data.errno_name == "EAGAIN"
             assert refused.value.data.retryable
+            with pytest.raises(RemoteError) as refused:
+                client.start(["sleep", "60"], attach=False, pty=Pty())
+            assert refused.value.kind == "start_failed"
+            assert refused.value.data.errno_name == "EAGAIN"
             assert "bomb" in {each.exec_id for each in client.list_execs(usage=True)}
             assert "runnerd_execs" in client.metrics().text
             with daemon.connect() as other:

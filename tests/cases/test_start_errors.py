@@ -15,6 +15,7 @@ import pytest
 from runnerd.client.blocking import Client
 from runnerd.client.errors import RemoteError
 from runnerd.protocol.framing import Encoding, frame
+from runnerd.protocol.requests import Pty
 from tests import needs
 from tests.cases.looking import metric, within
 from tests.harness import REPOSITORY, RunnerdProcess, descendants, wait_for
@@ -276,24 +277,26 @@ def test_c107_half_a_surrogate_pair_is_refused_by_field(
 def test_c110_a_missing_program_is_not_found_and_leaves_nothing(
     runnerd_daemon: RunnerdProcess,
 ) -> None:
-    """200 times each, at once, with and without a stdin pipe: no exec, no descriptor is left.
-
-    The half with a pty needs one and is not here.
-    """
+    """200 times each, at once, with pipes and in a terminal: no exec, no descriptor is left."""
     with runnerd_daemon.connect() as client:
         client.run(["true"])
         # The parked shims and what the scrape itself opens belong to the picture.
         wait_for(lambda: client.info().parked_shims == 3)
         metric(client, "process_open_fds")
         before = metric(client, "process_open_fds")
+        kinds: list[dict[str, object]] = [{}, {"stdin": "pipe"}, {"pty": Pty()}]
         for program in ("nope-cmd", "/no/dir/x"):
-            for stdin in ("null", "pipe"):
+            for more in kinds:
                 for _ in range(200):
                     with within(0.2, "the refusal"):
-                        assert fault(client, [program], stdin=stdin) == failed("exec", "ENOENT")
+                        assert fault(client, [program], **more) == failed("exec", "ENOENT")
+        for _ in range(200):
+            done = client.run(["sh", "-c", "nope-cmd"], pty=Pty())
+            assert (done.exit.code, done.stderr) == (127, b"")
+            assert b"nope-cmd: not found\r\n" in done.stdout
         for stdin in ("null", "pipe"):
             for _ in range(200):
-                done = client.run(["sh", "-c", "nope-cmd"], stdin=stdin)  # type: ignore[arg-type]
+                done = client.run(["sh", "-c", "nope-cmd"], stdin=stdin)
                 assert (done.exit.code, done.stdout) == (127, b"")
                 assert b"nope-cmd: not found" in done.stderr
         # An exit is told before its exec is closed, the last one's maybe only just.

@@ -22,11 +22,11 @@ import msgspec
 import pytest
 
 from runnerd.protocol.framing import Encoding
-from runnerd.protocol.requests import METHODS, Attach, ExecAck, Params
+from runnerd.protocol.requests import METHODS, ExecAck, Params
 from tests.daemon.looking import log_lines, shims
 from tests.harness import RunnerdProcess, daemons, descendants, wait_for
 from tests.raw import ClosedError, RawClient, RawError
-from tests.unit.test_requests import BAD, REQUIRED, WRONG_TYPE, WRONG_VALUE
+from tests.unit.test_requests import BAD, PARTS, REQUIRED, WRONG_TYPE, WRONG_VALUE
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -62,8 +62,9 @@ def method_of(kind: type[msgspec.Struct]) -> str:
 
 def whole(kind: type[Params], field: str, value: object) -> tuple[str, dict[str, Any], str]:
     """Return a request with one wrong field: its method, its params, and the field's name."""
-    if kind is Attach:
-        return "exec.start", {"argv": ["true"], "attach": {field: value}}, f"attach.{field}"
+    if kind in PARTS:
+        params = {"argv": ["true"], PARTS[kind]: {field: value}}
+        return "exec.start", params, f"{PARTS[kind]}.{field}"
     params = REQUIRED.get(kind, {}) | {field: value}
     return method_of(kind), params, field
 
@@ -76,7 +77,7 @@ def requests() -> Iterator[tuple[str, dict[str, Any], str]]:
             params = {name: value for name, value in least.items() if name != field}
             yield method_of(kind), params, field
     for kind in BAD:
-        if kind is not Attach:
+        if kind not in PARTS:
             yield method_of(kind), REQUIRED.get(kind, {}) | {"nope": 1}, "nope"
 
 

@@ -59,6 +59,7 @@ def request_for(method: str, exec_id: str, marker: Path) -> dict[str, Any]:
     special: dict[str, dict[str, Any]] = {
         "exec.start": {"exec_id": "new", "argv": ["touch", str(marker)]},
         "exec.signal": {"exec_id": exec_id, "signal": "KILL"},
+        "exec.resize": {"exec_id": exec_id, "rows": 24, "cols": 80},
         "exec.write": {"exec_id": exec_id, "data": "", "eof": True},
     }
     names_exec = "exec_id" in METHODS[method].__struct_fields__

@@ -91,6 +91,17 @@ def scenarios(program: Path, env: dict[str, str] | None = None) -> None:
             shim.wait_for(Exited)
             shim.wait_for(Empty)
             assert shim.wait() == 0
+    ours, theirs = os.openpty()
+    with shim_of(program, env=env) as shim:
+        shim.start(job("sh", "-c", "echo >/dev/tty", user=nobody, ctty=True), [theirs] * 3)
+        assert os.read(ours, 2) == b"\r\n"
+        shim.wait_for(Empty)
+        assert shim.wait() == 0
+    os.close(ours)
+    with shim_of(program, env=env) as shim:
+        shim.fail(job("true", ctty=True), [theirs] * 3)
+        assert shim.wait() == 0
+    os.close(theirs)
     for bad in (job("none", env=[]), job("true", cwd=b"/none"), job("true", ctty=True)):
         with shim_of(program, env=env) as shim:
             shim.fail(bad)

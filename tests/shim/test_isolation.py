@@ -8,6 +8,7 @@ import fcntl
 import os
 import pty
 import resource
+import select
 import signal
 import subprocess
 import sys
@@ -105,6 +106,64 @@ def test_the_controlling_terminal_is_descriptor_0(shim: Shim) -> None:
     finally:
         os.close(ours)
         os.close(theirs)
+
+
+def test_a_terminal_is_all_the_command_has_and_its_group_is_in_the_foreground(
+    shim: Shim,
+) -> None:
+    ours, theirs = pty.openpty()
+    try:
+        script = (
+            "set -- /proc/self/fd/*; "  # the glob itself has one open
+            "echo $# $(ps -o pgid=,tpgid=,sid=,pid= -p $$); "
+            "grep -E 'Sig(Blk|Ign)' /proc/self/status; read x"
+        )
+        pid = shim.start(job("sh", "-c", script, ctty=True), [theirs] * 3).pid
+        said = read_terminal(ours, b"SigIgn:\t0000000000000000\r\n")
+        assert said.split()[1:5] == [str(pid).encode()] * 4
+        assert b"SigBlk:\t0000000000000000\r\n" in said
+        assert {Path(f"/proc/{pid}/fd/{fd}").readlink() for fd in "012"} == {
+            Path(os.ttyname(theirs))
+        }
+        assert {each.name for each in Path(f"/proc/{pid}/fd").iterdir()} == {"0", "1", "2"}
+    finally:
+        os.close(ours)
+        os.close(theirs)
+
+
+def test_nobody_but_the_command_holds_its_terminal(shim: Shim) -> None:
+    """The shim keeps none of it: the last byte is followed by the end, which is EIO."""
+    ours, theirs = pty.openpty()
+    try:
+        shim.start(job("echo", "all", ctty=True), [theirs] * 3)
+        os.close(theirs)
+        theirs = -1
+        shim.wait_for(Exited)
+        assert read_terminal(ours, b"all\r\n") == b"all\r\n"
+        with pytest.raises(OSError, match="Input/output error"):
+            os.read(ours, 1)
+    finally:
+        os.close(ours)
+        if theirs >= 0:
+            os.close(theirs)
+
+
+def test_a_terminal_hung_up_before_the_start_is_a_failure_and_nothing_runs(shim: Shim) -> None:
+    ours, theirs = pty.openpty()
+    os.close(ours)
+    try:
+        failed = shim.fail(job("true", ctty=True), [theirs] * 3)
+        assert (failed.stage, failed.errno) == ("session", errno.EIO)
+    finally:
+        os.close(theirs)
+
+
+def read_terminal(master: int, end: bytes) -> bytes:
+    said = b""
+    while end not in said:
+        assert select.select([master], [], [], 20)[0], f"nothing more after {said!r}"
+        said += os.read(master, 4096)
+    return said
 
 
 def test_umask_nice_cwd_rlimits_and_environment(shim: Shim, tmp_path: Path) -> None:

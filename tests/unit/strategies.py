@@ -42,6 +42,7 @@ SPECIAL: dict[tuple[type[msgspec.Struct], str], Values] = {
     (requests.ExecStart, "rlimits"): st.dictionaries(
         st.sampled_from([*requests.RLIMITS]), limit_pairs, max_size=4
     ),
+    (requests.Pty, "term"): text.filter(bool),
     (requests.Attach, "streams"): streams,
     (requests.ExecAttach, "streams"): streams,
     (requests.ExecList, "labels"): labels,

@@ -10,7 +10,7 @@ import pytest
 from runnerd.client.errors import ClientError
 from runnerd.ctl.main import COMMANDS, build_parser, main
 from runnerd.ctl.run import environment, rlimit, start_params
-from runnerd.protocol.requests import METHODS, Attach, ExecStart
+from runnerd.protocol.requests import METHODS, Attach, ExecStart, Pty
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -54,6 +54,21 @@ def test_every_option_reaches_its_field() -> None:
         sha256=True,
         attach=Attach(),
     )
+
+
+def test_t_asks_for_a_terminal_as_ours_would_be(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("runnerd.ctl.terminal.local_size", lambda: (7, 9))
+    monkeypatch.setenv("TERM", "screen")
+    params = parsed("-it", "--merge", "--", "sh")
+    assert params.pty == Pty(rows=7, cols=9, term="screen")
+    assert (params.stdin, params.stderr) == ("pipe", "pipe")
+    for unfit in ("dumb", "", "x" * 129):
+        monkeypatch.setenv("TERM", unfit)
+        assert parsed("-t", "--", "sh").pty == Pty(rows=7, cols=9)
+    monkeypatch.setattr("runnerd.ctl.terminal.local_size", lambda: None)
+    monkeypatch.setenv("TERM", "screen")
+    params = parsed("-dit", "--", "sh")
+    assert (params.pty, params.attach) == (Pty(), None)
 
 
 @pytest.mark.parametrize(

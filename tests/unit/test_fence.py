@@ -41,6 +41,7 @@ def test_what_starts_ends_feeds_or_hides_is_a_change_and_looking_is_none() -> No
         "exec.start",
         "exec.write",
         "exec.signal",
+        "exec.resize",
         "exec.cancel",
         "exec.forget",
         "env.set",

@@ -32,6 +32,7 @@ from runnerd.protocol.requests import (
     ExecForget,
     ExecInspect,
     ExecList,
+    ExecResize,
     ExecSignal,
     ExecStart,
     ExecWait,
@@ -39,6 +40,7 @@ from runnerd.protocol.requests import (
     Hello,
     NoParams,
     Params,
+    Pty,
     rlimit_number,
 )
 
@@ -59,12 +61,16 @@ SECONDS: Final = [
     *[math.nan, math.inf, -math.inf],
 ]
 GRACE: Final = [bad for bad in SECONDS if bad != 0]
+SIDE: Final = [0, -1, 65536, 70_000, 10**30, 24.5, "24", True]
 STREAMS: Final = [[], ["stdin"], ["stdout", "stdout"], ["stdout", 1], ["STDOUT"], [None]]
 LABELS: Final[list[object]] = [
     *[{"": "x"}, {"x" * 64: "x"}, {"\u00e9" * 32: "x"}, {"a\0": "x"}, {"a": "\0"}, {"a": 1}],
     *[{"a": "x" * 257}, {"a": "\u00e9" * 129}, {"a": None}, {"a": ["x"]}],
     {str(at): "" for at in range(33)},
 ]
+
+# Parts of exec.start, by the field they are.
+PARTS: Final[dict[type[Params], str]] = {Attach: "attach", Pty: "pty"}
 
 BAD: Final[dict[type[Params], dict[str, list[Any]]]] = {
     NoParams: {},
@@ -80,6 +86,7 @@ BAD: Final[dict[type[Params], dict[str, list[Any]]]] = {
         "generation": [*FROM_ONE, 1],  # 1 is refused without a subscriber
         "window_bytes": WINDOW,
     },
+    Pty: {"rows": SIDE, "cols": SIDE, "term": ["", "a\0", "x" * 129]},
     ExecStart: {
         "argv": [[], [""], ["", "a"], ["a", "b\0"], ["\0"], ["a", 1], ["a", None], [["a"]]],
         "exec_id": EXEC_ID,
@@ -101,6 +108,7 @@ BAD: Final[dict[type[Params], dict[str, list[Any]]]] = {
         "no_new_privs": BOOL,
         "stdin": ["", "inherit", "NULL"],
         "stderr": ["", "stdin", "merge"],
+        "pty": [{"rows": 0}, {"cols": 65536}, {"term": ""}, {"nope": 1}, True, [24, 80]],
         "deadline_s": SECONDS,
         "orphan_ttl_s": SECONDS,
         "stall_s": SECONDS,
@@ -116,6 +124,7 @@ BAD: Final[dict[type[Params], dict[str, list[Any]]]] = {
     ExecAttach: {
         "exec_id": EXEC_ID,
         "after": [*INT_OF_63_BITS, "", "head", "0"],
+        "tail_bytes": [*WINDOW, 1],  # 1 is refused without after "tail"
         "streams": STREAMS,
         "subscriber": EXEC_ID,
         "generation": [*FROM_ONE, 1],
@@ -130,6 +139,7 @@ BAD: Final[dict[type[Params], dict[str, list[Any]]]] = {
         "eof": BOOL,
         "wait_s": SECONDS,
     },
+    ExecResize: {"exec_id": EXEC_ID, "rows": SIDE, "cols": SIDE},
     ExecSignal: {
         "exec_id": EXEC_ID,
         "signal": [0, 65, -9, 10**30, "", "NOPE", "TERM\0", "0", "65", "x" * 100_000, 1.5],
@@ -169,6 +179,7 @@ REQUIRED: Final[dict[type[Params], dict[str, Any]]] = {
     ExecDetach: {"subscription": 1},
     ExecAck: {"subscription": 1, "seq": 1},
     ExecWrite: {"exec_id": "x"},
+    ExecResize: {"exec_id": "x", "rows": 24, "cols": 80},
     ExecSignal: {"exec_id": "x", "signal": "TERM"},
     ExecCancel: {"exec_id": "x"},
     ExecWait: {"exec_id": "x"},
@@ -237,8 +248,8 @@ WRONG_VALUE = [
 
 def request(codec: Codec, kind: type[Params], params: dict[str, Any]) -> Params:
     """Take parameters the whole way: encoded, as a request, decoded."""
-    if kind is Attach:
-        kind, params = ExecStart, {"argv": ["true"], "attach": params}
+    if kind in PARTS:
+        kind, params = ExecStart, {"argv": ["true"], PARTS[kind]: params}
     envelope = {"jsonrpc": "2.0", "id": 1, "method": "x", "params": params}
     data: bytes = codec._module.encode(envelope)
     return codec.params(codec.request(data).params, kind)
@@ -260,7 +271,7 @@ def check_refused(codec: Codec, kind: type[Params], params: dict[str, Any], fiel
     assert (error.kind, error.code) == ("invalid_params", -32602)
     named = error.data.field
     assert named is not None
-    path = f"attach.{field}" if kind is Attach else field
+    path = f"{PARTS[kind]}.{field}" if kind in PARTS else field
     assert named == path or named.startswith((f"{path}[", f"{path}.")), error.message
     assert error.message.startswith(named)
     assert len(error.message) < 2_000
@@ -332,7 +343,7 @@ def test_an_unknown_field_is_named(codec: Codec, kind: type[Params]) -> None:
         params = REQUIRED.get(kind, {}) | {name: 1}
         with pytest.raises(RequestError, match="unknown field") as caught:
             request(codec, kind, params)
-        assert (caught.value.data.field or "").endswith(name or ("." if kind is Attach else ""))
+        assert (caught.value.data.field or "").endswith(name or ("." if kind in PARTS else ""))
 
 
 @codecs
@@ -356,7 +367,7 @@ def test_a_wrong_value_is_refused(
 
 
 @codecs
-@pytest.mark.parametrize("kind", [kind for kind in BAD if kind is not Attach])
+@pytest.mark.parametrize("kind", [kind for kind in BAD if kind not in PARTS])
 @given(data=st.data())
 def test_one_bad_field_spoils_any_good_request(
     codec: Codec, kind: type[Params], data: st.DataObject
@@ -391,6 +402,12 @@ GOOD: Final[list[tuple[type[Params], dict[str, Any]]]] = [
     (ExecStart, {"argv": ["a"], "labels": {str(at): "" for at in range(32)}}),
     (Attach, {"streams": ["stderr"], "window_bytes": 1}),
     (Attach, {"streams": ["stderr", "stdout"], "window_bytes": 2**40}),
+    (Pty, {"rows": 1, "cols": 1, "term": "x" * 128}),
+    (Pty, {"rows": 65535, "cols": 65535}),
+    (ExecStart, {"argv": ["a"], "pty": {}, "stdin": "pipe", "stderr": "pipe"}),
+    (ExecResize, {"exec_id": "x", "rows": 1, "cols": 1}),
+    (ExecResize, {"exec_id": "x", "rows": 65535, "cols": 65535}),
+    (ExecAttach, {"exec_id": "x", "after": "tail", "tail_bytes": 1}),
     (ExecAttach, {"exec_id": "x", "after": "tail"}),
     (ExecAttach, {"exec_id": "x", "after": 2**63 - 1}),
     (ExecAck, {"subscription": 0, "seq": 0}),
@@ -430,9 +447,16 @@ def test_the_defaults_are_the_designs() -> None:
     assert (start.umask, start.grace_s, start.hold_s, start.oom_score_adj) == (0o022, 5, 30, 900)
     assert (start.leftovers, start.env_mode, start.flow) == ("keep", "extend", None)
     assert (start.stdin, start.stderr, start.no_new_privs) == ("null", "pipe", False)
+    assert (Pty().rows, Pty().cols, Pty().term) == (24, 80, "xterm-256color")
     assert Attach().streams == ["stdout", "stderr"]
     assert ExecCancel(exec_id="x").tombstone
     assert ExecAttach(exec_id="x").after == 0
+
+
+@pytest.mark.parametrize("stderr", ["stdout", "null"])
+def test_a_terminal_is_one_stream(stderr: Any) -> None:
+    with pytest.raises(RequestError, match="stderr: a terminal is one stream"):
+        ExecStart(argv=["a"], pty=Pty(), stderr=stderr)
 
 
 def test_no_request_shares_a_mutable_default_with_another() -> None:

@@ -356,3 +356,17 @@ def test_what_all_records_up_to_one_cost_does_not_depend_on_what_is_kept() -> No
     transcript.trim(transcript.cost - costs[2])
     assert [transcript.cost_up_to(seq) for seq in range(2, 6)] == [*costs[2:], costs[-1]]
     assert transcript.cost_up_to(0) == costs[2]  # what is dropped weighs on nobody
+
+
+def test_the_tail_begins_at_a_whole_record_and_holds_no_more_than_asked() -> None:
+    transcript = make_transcript()
+    assert transcript.seq_before_tail(100) == 0
+    for size in (10, 20, 30):
+        transcript.append(0, b"x" * size)
+    asked = {1: 3, 29: 3, 30: 2, 49: 2, 50: 1, 59: 1, 60: 0, 10**9: 0}
+    assert {size: transcript.seq_before_tail(size) for size in asked} == asked
+    transcript.mark_exited()
+    transcript.mark_closed()
+    assert transcript.seq_before_tail(30) == 2
+    transcript.trim(0)
+    assert transcript.seq_before_tail(60) == 3  # nothing is kept, and nothing is missed

@@ -1,0 +1,271 @@
+"""Passing a command's terminal through: what `run -t`, `run -it` and `attach -it` add.
+
+With -i our own terminal is raw and every key goes to the command, but for the keys that detach.
+The size follows ours. TERM and HUP are then no signals for the command: they end the person's
+line to it. What `run` has started is sent HUP, as by a terminal that is closed; what `attach` has
+come to goes on. Either way our terminal is put back first.
+
+Keys are appended, without an offset: two people may type into one terminal, and a program that
+does not read must not keep the detach keys from being seen.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import sys
+from typing import TYPE_CHECKING, Final
+
+from runnerd.client.errors import ClientError
+from runnerd.client.feeding import ROOM_WAIT_S, WRITE_BYTES_MAX, StdinFeeder
+from runnerd.protocol.answers import AttachAnswer, ExitedNote, StartAnswer
+from runnerd.protocol.requests import ExecDetach, ExecResize, ExecSignal, ExecStart, ExecWrite
+
+from .detaching import DetachScanner
+from .endings import SIGNAL_BASE, say
+from .passing import Passer
+from .screen import Modes, without_queries
+from .terminal import RawTerminal, local_size
+
+if TYPE_CHECKING:
+    from types import FrameType
+
+    from runnerd.client.blocking import Client
+    from runnerd.client.session import Answer, Event, Failure
+    from runnerd.protocol.answers import OutputNote, WriteAnswer
+    from runnerd.protocol.requests import Params
+
+RECENT_BYTES: Final = 64 * 1024
+_KEYS_WAITING_MAX: Final = 1024 * 1024
+_READ_BYTES: Final = 64 * 1024
+_HANGING_UP: Final = (signal.SIGTERM, signal.SIGHUP)
+
+
+class _Leaving(Exception):  # noqa: N818 - no error
+    """Leave the command's terminal; raised where the client is not in the middle of anything."""
+
+    def __init__(self, code: int) -> None:
+        super().__init__(code)
+        self.code = code
+
+
+class KeyFeeder(StdinFeeder):
+    """Feeds what is typed, in the order typed."""
+
+    _in_flight_bytes = 0
+
+    @property
+    def wants_data(self) -> bool:
+        """Whether offer() may be called: always, unless somebody pastes more than can wait."""
+        return not self.is_over and len(self._waiting) < _KEYS_WAITING_MAX
+
+    def offer(self, data: bytes | memoryview) -> None:
+        """Take the keys pressed next."""
+        self._waiting = memoryview(bytes(self._waiting) + bytes(data))
+
+    def next_write(self, wait_s: float | None = None) -> ExecWrite | None:
+        """Return the next request to send, or None while one is under way or nothing waits."""
+        if self.is_over or self._in_flight or not self._waiting:
+            return None
+        piece = bytes(self._waiting[:WRITE_BYTES_MAX])
+        self._in_flight, self._in_flight_bytes = True, len(piece)
+        return ExecWrite(exec_id=self.exec_id, data=piece, wait_s=wait_s or ROOM_WAIT_S)
+
+    def answered(self, answer: WriteAnswer) -> None:
+        """Take a write's answer. What others wrote counts in it too, so it says only that."""
+        self.accepted_bytes = answer.accepted_bytes
+        self._waiting = self._waiting[self._in_flight_bytes :]
+        self._in_flight = False
+
+    def rest(self) -> ExecWrite | None:
+        """Return what has not been sent yet, to be sent before leaving."""
+        piece = bytes(self._waiting[self._in_flight_bytes if self._in_flight else 0 :])
+        return ExecWrite(exec_id=self.exec_id, data=piece) if piece and not self.is_over else None
+
+
+class TerminalPasser(Passer):
+    """Follows one exec that has a terminal, until its exit or until the person leaves it.
+
+    Args:
+        client: The connection, used by this loop alone.
+        owns: As for Passer.
+        keys: The detach keys, as detach_keys returns them; None = no key is passed on (no -i).
+        attached_to: The exec, for `attach`; its recent bytes are shown first, then it redraws.
+    """
+
+    def __init__(
+        self, client: Client, *, owns: bool, keys: bytes | None, attached_to: str | None = None
+    ) -> None:
+        super().__init__(client, owns=owns, feeds=keys is not None)
+        self._scanner = DetachScanner(keys or b"")
+        self._attached_to = attached_to
+        self._subscription: int | None = None
+        self._replay: bytearray | None = None
+        self._replay_seq = 0
+        self._modes = Modes()
+        self._size: tuple[int, int] | None = None  # as the command's terminal was told last
+        self._hung_up_by: int | None = None
+        self._may_leave = True
+
+    def follow(self, method: str, params: Params) -> int:
+        """Start or attach, pass everything through, and return the exit code for the shell.
+
+        Raises:
+            ClientError: If the start or attach was refused, or the stream was lost.
+        """
+        if isinstance(params, ExecStart) and params.pty is not None:
+            self._size = (params.pty.rows, params.pty.cols)
+        raw: contextlib.AbstractContextManager[object] = contextlib.nullcontext()
+        try:
+            self._catch_hang_up()
+            signal.signal(signal.SIGWINCH, self._on_size_change)
+            if self._feeds:
+                raw = RawTerminal(self._send_signals_soon)
+            with raw:
+                return self._follow(method, params)
+        except _Leaving as leaving:
+            if not leaving.code:
+                print(file=sys.stderr)  # the command's last line is still open, most often
+                say(f"detached; bring it back by: runnerctl attach -it {self._exec_id}")
+            return leaving.code
+
+    def _follow(self, method: str, params: Params) -> int:
+        try:
+            return super().follow(method, params)
+        except BaseException:
+            # A command that goes on, or is lost to us, cannot tidy our screen up.
+            with contextlib.suppress(OSError):
+                os.write(1, self._modes.undo())
+            raise
+        finally:
+            self._may_leave = False  # a signal from here on must not keep the terminal raw
+
+    # Events
+
+    def _take(self, event: Event) -> None:
+        if isinstance(event, ExitedNote):
+            self._show_replay()
+        super()._take(event)
+
+    def _take_answer(self, answer: Answer) -> None:
+        super()._take_answer(answer)
+        result = answer.result
+        if not isinstance(result, (StartAnswer, AttachAnswer)):
+            return
+        self._subscription = result.subscription
+        if isinstance(result, AttachAnswer):
+            self._exec_id = self._attached_to
+            self._replay, self._replay_seq = bytearray(), result.last_seq
+            if not result.last_seq:
+                self._show_replay()
+        if self._feeds and self._exec_id is not None:
+            self._feeder = KeyFeeder(self._exec_id)
+        self._send_signals()
+
+    def _take_failure(self, failure: Failure) -> None:
+        if failure.method != "exec.resize":  # which may cross with the exit
+            super()._take_failure(failure)
+
+    def _pass_output(self, note: OutputNote) -> None:
+        self._modes.saw(note.data)
+        if self._replay is None:
+            super()._pass_output(note)
+            return
+        self._replay += note.data
+        if note.seq >= self._replay_seq:
+            self._show_replay()
+
+    def _show_replay(self) -> None:
+        if self._replay is None:
+            return
+        rest, self._replay = memoryview(without_queries(bytes(self._replay))), None
+        with contextlib.suppress(OSError):
+            while rest:
+                rest = rest[os.write(1, rest) :]
+        size = local_size()
+        if size is not None and self._exec_id is not None and self._exit is None:
+            # The kernel tells nobody of a size like the one before: so another one first, and
+            # ours as soon as that is sent.
+            rows, cols = size
+            self._size = (rows, cols - 1 if cols > 1 else cols + 1)
+            self._resize(*self._size)
+
+    # Keys
+
+    def _read_stdin(self, feeder: StdinFeeder) -> None:
+        try:
+            typed = os.read(0, _READ_BYTES)
+        except BlockingIOError:
+            return
+        except OSError:
+            typed = b""
+        if not typed:
+            raise _Leaving(self._hang_up(signal.SIGHUP))  # our terminal is gone
+        passed, leaves = self._scanner.take(typed)
+        if passed:
+            feeder.offer(passed)
+        if leaves:
+            if isinstance(feeder, KeyFeeder) and (write := feeder.rest()) is not None:
+                self._send("exec.write", write)
+            self._detach()
+            raise _Leaving(0)
+
+    def _detach(self) -> None:
+        if self._subscription is not None:
+            # Else a command that waits for its reader would wait for us to come back.
+            self._send("exec.detach", ExecDetach(subscription=self._subscription))
+
+    # Signals
+
+    def _catch_signals(self) -> None:
+        super()._catch_signals()
+        self._catch_hang_up()
+
+    def _catch_hang_up(self) -> None:
+        for number in _HANGING_UP:
+            if signal.getsignal(number) is not signal.SIG_IGN:
+                signal.signal(number, self._on_hang_up)
+
+    def _on_signal(self, number: int, frame: FrameType | None) -> None:
+        super()._on_signal(number, frame)
+        if signal.getsignal(signal.SIGINT) is signal.SIG_DFL:
+            signal.signal(signal.SIGINT, self._on_hang_up)  # the last one ends us, but tidily
+
+    def _on_hang_up(self, number: int, _frame: FrameType | None) -> None:
+        self._hung_up_by = number
+        self._send_signals_soon()
+
+    def _on_size_change(self, _number: int, _frame: FrameType | None) -> None:
+        self._send_signals_soon()
+
+    def _send_signals_soon(self) -> None:
+        if not self._is_in_client:
+            self._send_signals()
+
+    def _send_signals(self) -> None:
+        super()._send_signals()
+        # What we are just starting is not left behind: its answer comes within seconds.
+        is_there = self._exec_id is not None or not self._owns
+        if self._hung_up_by is not None and self._may_leave and is_there:
+            number, self._hung_up_by = self._hung_up_by, None
+            raise _Leaving(self._hang_up(number))
+        self._send_size()
+
+    def _hang_up(self, number: int) -> int:
+        with contextlib.suppress(ClientError):
+            if self._owns and self._exec_id is not None and self._exit is None:
+                params = ExecSignal(exec_id=self._exec_id, signal="HUP", to="group")
+                self._send("exec.signal", params)
+            self._detach()
+        return SIGNAL_BASE + number
+
+    def _send_size(self) -> None:
+        size = local_size()
+        if size is not None and size != self._size and self._replay is None:
+            self._size = size
+            self._resize(*size)
+
+    def _resize(self, rows: int, cols: int) -> None:
+        if self._exec_id is not None and self._exit is None:
+            self._send("exec.resize", ExecResize(exec_id=self._exec_id, rows=rows, cols=cols))
