@@ -225,7 +225,7 @@ def _write(call: Call, params: ExecWrite) -> None:
     def reply(outcome: WriteAnswer | RequestError) -> None:
         call.answer(outcome)
 
-    running.write(params, reply, writer=call.connection)
+    running.streams.write(params, reply, writer=call.connection)
 
 
 def _signal(call: Call, params: ExecSignal) -> None:
@@ -241,12 +241,12 @@ def _signal(call: Call, params: ExecSignal) -> None:
             outcome if isinstance(outcome, RequestError) else SignalAnswer(signalled=outcome)
         )
 
-    running.signal(params.number, params.to, reply)
+    running.tree.signal(params.number, params.to, reply)
 
 
 def _resize(call: Call, params: ExecResize) -> None:
     running = call.service.known(params.exec_id, over)
-    running.resize(TerminalSize(rows=params.rows, cols=params.cols))
+    running.streams.resize(TerminalSize(rows=params.rows, cols=params.cols))
     call.answer(Empty())
 
 

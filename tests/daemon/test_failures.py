@@ -42,7 +42,7 @@ STOP_S: Final = 2.0
 
 FAIL_FOR_BAD: Final = """
 from runnerd.core import execs, registry
-from runnerd.daemon import output_pump, readers, running, service, stdin_pump
+from runnerd.daemon import output_pump, readers, running, service, stdin_pump, tree
 times = {times}
 def of(thing):
     for name in ('exec', '_exec'):
@@ -238,7 +238,7 @@ def commands_of(daemon: RunnerdProcess) -> set[int]:
     }
 
 
-@pytest.mark.parametrize("where", ["running.ShimEnder", "execs.Exec.spawned"])
+@pytest.mark.parametrize("where", ["tree.ShimEnder", "execs.Exec.spawned"])
 def test_a_start_that_fails_between_shim_and_answer_leaves_nothing(
     start_daemon: Start, where: str
 ) -> None:
@@ -368,7 +368,7 @@ def test_what_an_exec_makes_of_an_adopted_status_is_not_the_reapers_failure(
     start_daemon: Start,
 ) -> None:
     daemon = start_daemon(
-        **planted(FAIL_FOR_BAD.format(where="running.Running._adopted_exited", times=1))
+        **planted(FAIL_FOR_BAD.format(where="tree.Tree._adopted_exited", times=1))
     )
     with RawClient(daemon.socket_path) as client:
         pid = client.call("exec.start", exec_id="bad", argv=TREE)["pid"]
