@@ -144,10 +144,9 @@ def test_a_cancelled_start_leaves_nothing_running(on_both: OnBoth) -> None:
     async def body(runner: AsyncClient) -> None:
         for at in range(20):
             with anyio.move_on_after(0.0002 * at):
-                await runner.start(["sleep", "600"])
+                proc = await runner.start(["sleep", "600"])
                 with anyio.CancelScope(shield=True):
-                    for exec_id in await live(runner):
-                        await runner.cancel(exec_id, grace_s=0)
+                    await proc.cancel(grace_s=0)
         with anyio.fail_after(20):
             while await live(runner):  # noqa: ASYNC110  # a level, polled
                 await anyio.sleep(0.01)
