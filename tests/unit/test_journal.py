@@ -1,0 +1,139 @@
+"""The journal's thread, with a file that does what a test says."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Mapping
+from typing import ClassVar
+
+from runnerd.core.past import Past
+from runnerd.daemon.journal import Journal
+from runnerd.daemon.log import Log
+from runnerd.daemon.poller import Poller
+from tests.harness import wait_for
+
+from .test_journal_file import past
+
+Rows = Mapping[int, Past | bytes | None]
+
+
+class File:
+    """Keeps what it is given; fails where it is told to, at the moment it is told to."""
+
+    errors: ClassVar = (OSError,)
+
+    def __init__(self) -> None:
+        self.written: list[tuple[list[int], bool]] = []
+        self.fails = False
+        self.is_in_write = threading.Event()
+        self.may_go_on = threading.Event()
+
+    def write(self, rows: Rows, _meta: Mapping[str, int], *, anew: bool) -> None:
+        fails = self.fails
+        self.is_in_write.set()
+        assert self.may_go_on.wait(10)
+        if fails:
+            raise OSError(28, "No space left on device")
+        self.written.append((sorted(rows), anew))
+
+    def close(self) -> None:
+        pass
+
+
+class Place:
+    """A journal and the loop it works for, turned by hand."""
+
+    def __init__(self) -> None:
+        self.file = File()
+        self.poller = Poller()
+        self.told: dict[int, bool] = {}
+        self.defects: list[Exception] = []
+        self.everything = {1: past(1), 2: past(2)}
+        self.journal = Journal(
+            self.file,  # type: ignore[arg-type]  # all of it that is used
+            None,
+            poller=self.poller,
+            log=Log(fd=2, level="error"),
+            everything=lambda: self.everything,
+            meta=lambda: {"dropped": 0},
+            on_defect=self.defects.append,
+        )
+
+    def stray(self, error: Exception) -> None:
+        self.defects.append(error)
+
+    def begin(self, number: int) -> None:
+        def done(is_written: bool) -> None:
+            self.told[number] = is_written
+
+        self.journal.begin(past(number), self, done)
+
+    def turn_until(self, what: str) -> None:
+        def turned() -> bool:
+            self.poller._handle_ready()
+            return bool(eval(what, {"place": self}))
+
+        wait_for(turned)
+
+
+def test_after_a_failure_nothing_is_written_but_everything() -> None:
+    """What was on its way already would leave a gap behind it that nobody could see."""
+    place = Place()
+    place.file.fails = True
+    place.begin(1)
+    assert place.file.is_in_write.wait(10)
+    place.begin(2)  # handed over before anyone has heard of the failure
+    place.file.fails = False
+    place.file.may_go_on.set()
+    place.turn_until("len(place.told) == 2")
+    assert place.told == {1: False, 2: False}
+    assert not place.journal.is_on
+    place.journal.note(past(1))
+    place.begin(3)
+    place.turn_until("3 in place.told")
+    assert place.file.written == []
+    place.journal._retry()
+    place.journal.note(past(4))  # between the two: behind it
+    place.turn_until("place.journal.is_on")
+    place.turn_until("len(place.file.written) == 2")
+    assert place.file.written == [([1, 2], True), ([4], False)]
+    assert not place.defects
+
+
+def test_what_came_meanwhile_is_one_transaction() -> None:
+    place = Place()
+    place.begin(1)
+    assert place.file.is_in_write.wait(10)
+    for number in range(2, 30):
+        place.begin(number)
+    place.journal.exited(past(2))
+    place.file.may_go_on.set()
+    place.turn_until("len(place.told) == 29")
+    assert place.file.written == [([1], False), (list(range(2, 30)), False)]
+
+
+def test_what_is_not_urgent_goes_along_or_follows_soon() -> None:
+    place = Place()
+    place.file.may_go_on.set()
+    place.journal.note(past(1))
+    place.journal.exited(past(2))
+    place.turn_until("place.file.written")
+    assert place.file.written == [([1, 2], False)]
+    place.journal.note(past(3))
+    place.turn_until("len(place.file.written) == 2")
+    place.journal.note(past(4))
+    place.journal.finish()
+    assert place.journal.wait_finished(10)
+    assert place.file.written[1:] == [([3], False), ([4], False)]
+
+
+def test_at_the_end_a_journal_that_had_failed_is_tried_once_more() -> None:
+    place = Place()
+    place.file.may_go_on.set()
+    place.file.fails = True
+    place.begin(1)
+    place.turn_until("1 in place.told")
+    place.file.fails = False
+    place.journal.finish()
+    assert place.journal.wait_finished(10)
+    assert place.file.written == [([1, 2], True)]
