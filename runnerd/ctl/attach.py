@@ -8,7 +8,7 @@ from runnerd.client.blocking import connect
 from runnerd.client.errors import ClientError
 from runnerd.protocol.requests import ExecAttach
 
-from .endings import ending, say
+from .endings import ending, say, say_reconnecting
 from .passing import Passer, open_standard_streams
 from .reaching import where
 from .run import add_detach_keys
@@ -21,7 +21,8 @@ if TYPE_CHECKING:
 EPILOG: Final = """\
 Prints what is kept of the output from its beginning, follows it, and exits with the command's
 exit code. The exec is only watched: Ctrl-C, or a reader of ours that goes away, ends attach and
-nothing else. Output that is no longer kept is named on standard error.
+nothing else. Output that is no longer kept is named on standard error, and so is a lost
+connection, which is tried for again for a minute.
 
 With -it an exec that has a terminal gets our keys and our size: what its screen showed last comes
 first, then it is made to draw anew. The detach keys (Ctrl-P Ctrl-Q) leave it running; so do TERM,
@@ -63,7 +64,7 @@ def main(options: argparse.Namespace) -> int:
             hint="runnerctl attach --help",
         )
     params = ExecAttach(exec_id=options.exec_id, after="tail" if options.tail else options.after)
-    with connect(**where(options), client="runnerctl attach") as client:
+    with connect(**where(options), client="runnerctl attach", on_lost=say_reconnecting) as client:
         if options.tty:
             passer, params = _on_terminal(options, client)
         else:

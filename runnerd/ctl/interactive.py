@@ -32,7 +32,8 @@ if TYPE_CHECKING:
     from types import FrameType
 
     from runnerd.client.blocking import Client
-    from runnerd.client.session import Answer, Event, Failure
+    from runnerd.client.conversation import Occurrence
+    from runnerd.client.session import Answer, Failure
     from runnerd.protocol.answers import OutputNote, WriteAnswer
     from runnerd.protocol.requests import Params
 
@@ -143,7 +144,7 @@ class TerminalPasser(Passer):
 
     # Events
 
-    def _take(self, event: Event) -> None:
+    def _take(self, event: Occurrence) -> None:
         if isinstance(event, ExitedNote):
             self._show_replay()
         super()._take(event)

@@ -204,7 +204,7 @@ class AdoptedTree:
             if self._kin.leaf is not None:
                 self._kin.leaf.kill()
             for stat in present:
-                if stat.state not in "ZX" and self._kill(stat):
+                if stat.state not in "ZX" and self._send(stat, signal.SIGKILL):
                     self._note_killed(stat)
         return [
             Survivor(
@@ -224,10 +224,6 @@ class AdoptedTree:
             with contextlib.suppress(OSError):
                 os.killpg(self._leader, signal.SIGKILL)
         return [Survivor(pid=self._leader, reason="other", command=None)]
-
-    def _kill(self, stat: Stat) -> bool:
-        sent = self._send(stat, signal.SIGKILL)
-        return sent or self._kin.leaf is not None  # it was killed as a whole just before
 
     def _is_still_ours(self, stat: Stat) -> bool:
         again = read_stat(stat.pid)
