@@ -20,7 +20,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Callable
-from typing import Final, Literal
+from typing import Final, Literal, NamedTuple
 
 from .bounds import RECORD_COST_BYTES, Bounds
 from .spool import (
@@ -38,6 +38,18 @@ from .spool import (
 
 StreamName = Literal["stdout", "stderr"]
 STREAMS: Final[tuple[StreamName, StreamName]] = ("stdout", "stderr")
+
+
+class Tail(NamedTuple):
+    """Where the newest part of a transcript begins.
+
+    Attributes:
+        after_seq: After this sequence,
+        begins_at: and not before so many bytes of output, both streams together.
+    """
+
+    after_seq: int
+    begins_at: int
 
 
 class Transcript:
@@ -131,18 +143,23 @@ class Transcript:
         at = self._head + max(0, seq + 1 - self.mem_first_seq)
         return self._records[at] if at < len(self._records) else None
 
-    def seq_before_tail(self, size: int) -> int:
-        """Return after which sequence the last `size` bytes of kept output come, in whole records.
+    def tail(self, size: int) -> Tail:
+        """Return where the last `size` bytes of output begin, both streams together.
 
         Less than that where the record before them does not fit, or no more is kept.
         """
+        begins_at = sum(self.total_bytes) - size
+        if self.first_seq < self.mem_first_seq and begins_at < sum(self._mem_offsets):
+            # Where its records begin is known once the block is read: the reader passes over some.
+            block = next(each for each in self.spool.blocks if sum(each.end_offsets) > begins_at)
+            return Tail(block.first_seq - 1, begins_at)
         before = self.last_output_seq
         for record in reversed(self._records[self._head :]):
             size -= len(record.data)
             if size < 0:
                 break
             before = record.seq - 1
-        return before
+        return Tail(before, 0)
 
     def cost_up_to(self, seq: int) -> int:
         """Return what all records up to and with `seq` cost, in memory or not."""

@@ -187,10 +187,7 @@ def _start_answer(call: Call, running: Running, params: ExecStart, *, created: b
 def _attach(call: Call, params: ExecAttach) -> None:
     running = call.service.known(params.exec_id, no_output)
     its_exec = running.exec
-    after = params.after
-    if params.tail_bytes is not None:
-        after = its_exec.transcript.seq_before_tail(params.tail_bytes)
-    subscription = subscribe(call.connection, running, params, after)
+    subscription = subscribe(call.connection, running, params, params.after, params.tail_bytes)
     call.answer(
         AttachAnswer(
             subscription=subscription.number,

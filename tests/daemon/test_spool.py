@@ -137,6 +137,22 @@ def test_output_nobody_read_is_all_there_afterwards(runnerd_daemon: RunnerdProce
         assert list(Path(info["spool_directory"]).iterdir()) == []  # it has no name
 
 
+def test_a_tail_reaches_what_is_on_disk(start_daemon: StartDaemon) -> None:
+    """As with hundreds of execs live, where memory keeps no more than a screen of each."""
+    daemon = start_daemon("--tail-bytes-max", "16384")
+    with connected(daemon) as client:
+        run(client, "e", counting(SIZE))
+        for asked in (MIB, 100_000, 5000):
+            subscription = client.call("exec.attach", exec_id="e", after="tail", tail_bytes=asked)
+            got = b""
+            while not (note := client.receive(10))["method"].endswith("exited"):
+                if note["params"]["subscription"] == subscription["subscription"]:
+                    assert note["method"] == "exec.output", note
+                    got += note["params"]["data"]
+            assert asked - 65536 < len(got) <= asked
+            assert got == expected(SIZE - len(got), len(got))
+
+
 def test_short_output_touches_no_disk(runnerd_daemon: RunnerdProcess) -> None:
     with connected(runnerd_daemon) as client:
         for at in range(20):

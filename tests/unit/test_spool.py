@@ -579,3 +579,31 @@ def test_live_spools_shrink_alike() -> None:
         for writer in writers:
             spool_all(writer, disk, 40)
     assert max(blocks_of(writers)) <= 4
+
+
+def test_a_tail_reaches_what_is_on_disk() -> None:
+    """Of every length: the newest whole records that fit, wherever they lie."""
+    budget = TailBudget(SMALL, Slots(10, 5))
+    disk, writer = FakeDisk(budget), Writer(budget)
+    sizes = [40 + 13 * (at % 7) for at in range(60)]
+    for at, size in enumerate(sizes):
+        writer.write(at % 3 % 2, size)
+        disk.hand_over()
+        while disk.queue:
+            disk.work()
+    kept = len(sizes) - writer.its.first_seq + 1
+    assert writer.its.mem_first_seq - writer.its.first_seq > 10
+    total = sum(sizes[-kept:])
+    for asked in range(0, total + 200, 7):
+        suffixes = (sum(sizes[len(sizes) - count :]) for count in range(kept + 1))
+        after_seq, begins_at = writer.its.tail(asked)
+        reader = Reader(disk, writer.its, ["stdout", "stderr"], after_seq)
+        reader.subscription = Subscription(
+            1, writer.its, streams=["stdout", "stderr"], after=after_seq, begins_at=begins_at
+        )
+        reader.ends = [None, None]
+        while not reader.read(writer.written, 1000):
+            while disk.queue:
+                disk.work()
+        assert sum(reader.got) == max(each for each in suffixes if each <= asked), asked
+        assert reader.lost == [0, 0]
