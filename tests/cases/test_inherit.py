@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import pwd
 import site
@@ -162,11 +163,18 @@ def test_c42_every_command_has_the_higher_score(start_daemon: Daemons, user: str
         assert _printed(daemon, argv, user=user) == b"900\n"
     assert own.read_text() == "500\n"
     with daemon.connect() as client:
-        shim_scores = {
-            Path(f"/proc/{pid}/oom_score_adj").read_text() for pid in children(daemon.pid)
-        }
-        assert shim_scores == {"500\n"}
+        # The shim of the last command may be leaving just now.
+        scores = [score for pid in children(daemon.pid) if (score := score_of(pid)) is not None]
+        assert scores
+        assert set(scores) == {"500\n"}
         assert client.info().oom_order.own_score == 500
+
+
+def score_of(pid: int) -> str | None:
+    """Return a process's oom_score_adj as the kernel shows it, None where it is gone."""
+    with contextlib.suppress(FileNotFoundError, ProcessLookupError):
+        return Path(f"/proc/{pid}/oom_score_adj").read_text()
+    return None
 
 
 def test_c42_under_memory_pressure_workers_die_and_the_daemon_lives(

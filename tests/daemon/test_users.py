@@ -274,6 +274,8 @@ def test_a_refused_raise_is_an_error_and_runs_nothing(accounts: Wrapped, tmp_pat
         client.run(["touch", str(proof)], rlimits={"nofile": (2**20, 2**20)})
     data = caught.value.data
     assert (caught.value.kind, data.stage, data.errno_name) == ("start_failed", "rlimit", "EPERM")
+    hard = resource.prlimit(client.info().pid, resource.RLIMIT_NOFILE)[1]
+    assert f"nofile to 1048576 (the daemon's hard limit is {hard})" in str(caught.value)
     assert not proof.exists()
 
 
