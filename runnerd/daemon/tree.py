@@ -244,6 +244,7 @@ class Tree:
         """Take over what its cgroup has counted so far, where it has one."""
         if self._leaf is not None:
             self._exec.own_oom_kills(self._leaf.oom_kills())
+            self._exec.counted_tasks(self._leaf.peak_tasks())
 
     # ------------------------------------------------------------------ its end
 

@@ -162,6 +162,9 @@ class Exit(msgspec.Struct, kw_only=True):
         peak_processes: The most of its processes that were seen at once. The daemon looks where it
             has a reason to (usage asked for, a silence, an ending), so there may have been more;
             null where nobody looked.
+        peak_tasks: The most threads of all its processes that lived at once, as the kernel
+            counted them: never fewer than there were processes. Null where the exec has no cgroup
+            of its own that counts them (pids controller, Linux 6.1).
         oom: See Oom.
         phases: See Phases.
         stdout: See StreamCount.
@@ -189,6 +192,7 @@ class Exit(msgspec.Struct, kw_only=True):
     stdout: StreamCount
     stderr: StreamCount
     peak_processes: int | None = None
+    peak_tasks: int | None = None
 
 
 class Closed(msgspec.Struct, kw_only=True):
