@@ -1,4 +1,4 @@
-"""What the journal costs a start: two daemons in one run, one with a state directory, one without."""
+"""What the journal costs a start: two daemons in one run, one with a state directory."""
 
 from __future__ import annotations
 
