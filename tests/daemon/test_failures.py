@@ -256,12 +256,12 @@ def test_a_connection_that_fails_is_closed_and_its_exec_goes_on(start_daemon: St
     daemon = start_daemon(
         **planted("""
             from runnerd.daemon import outgoing
-            original = outgoing.Outgoing._encode
-            def failing(self, subscription, running, item):
+            original = outgoing.Outgoing._take_turn
+            def failing(self, subscription, running, batch):
                 if running.exec.exec_id == 'bad' and self._number == 2:
                     raise ValueError('planted')
-                return original(self, subscription, running, item)
-            outgoing.Outgoing._encode = failing
+                return original(self, subscription, running, batch)
+            outgoing.Outgoing._take_turn = failing
         """)
     )
     with RawClient(daemon.socket_path) as other, RawClient(daemon.socket_path) as client:
