@@ -143,8 +143,13 @@ class Service:
 
     # ------------------------------------------------------------------ execs
 
-    def start(self, params: ExecStart, on_start: OnStart) -> None:
+    def start(self, params: ExecStart, on_start: OnStart, admit: Callable[[], None]) -> None:
         """Start one exec, or answer its start again; `on_start` is told what became of it.
+
+        Args:
+            params: As requested.
+            on_start: Called once.
+            admit: Called before anything is made for a new exec; may refuse it.
 
         Raises:
             RequestError: Where it was refused; nothing was changed.
@@ -162,6 +167,7 @@ class Service:
         if known is not None:
             self.running[exec_id].join(on_start)
             return
+        admit()
         accepted = self.registry.accept(
             exec_id,
             params,

@@ -205,7 +205,8 @@ class StartAnswer(msgspec.Struct, kw_only=True):
         starts: Starts accepted so far, this one included.
         oom_score_adj: The command's score as the kernel has it.
         journaled: Whether it was in the journal before the command ran.
-        subscription: Where attach was given; null for a retry whose transcript has gone.
+        subscription: Where attach was given; null for a retry whose transcript has gone,
+            or that finds no room for a subscription.
     """
 
     exec_id: str
