@@ -7,13 +7,12 @@ of using.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Final, Literal, TypeVar
+from typing import TYPE_CHECKING, Literal, TypeVar
 
 import msgspec
 
 from runnerd import __version__
 from runnerd.protocol.answers import (
-    AttachAnswer,
     CancelAnswer,
     DaemonInfo,
     ExecInfo,
@@ -23,100 +22,58 @@ from runnerd.protocol.answers import (
     MetricsAnswer,
     OutputNote,
     SignalAnswer,
-    StartAnswer,
     WriteAnswer,
 )
-from runnerd.protocol.errors import RequestError
 from runnerd.protocol.framing import Encoding
 from runnerd.protocol.requests import (
-    PROTOCOL_VERSIONS,
-    Attach,
     DaemonDrain,
     DaemonInfoRequest,
     DaemonMetrics,
     DaemonStop,
     DaemonUndrain,
-    ExecAttach,
     ExecCancel,
+    ExecForget,
     ExecInspect,
     ExecList,
-    ExecSignal,
-    ExecStart,
     ExecWait,
-    Hello,
     Params,
     Ping,
 )
 
-from .errors import (
-    ClientTimeout,
-    RemoteError,
-)
+from .errors import ClientTimeout, RemoteError
 from .execs import Exec
 from .feeding import StdinFeeder
 from .link import Link, deadline
 from .locate import open_socket
-from .session import Answer, Event, Failure
+from .requesting import (
+    BOTH,
+    CALL_TIMEOUT_S,
+    WINDOW_BYTES,
+    Completed,
+    attach_request,
+    opened_by,
+    signal_request,
+    start_request,
+    start_timed_out,
+)
+from .session import Answer, Failure
+from .wire import RECONNECT_S, Options
 
 if TYPE_CHECKING:
     import os
-    import socket
     from collections.abc import Callable, Sequence
     from types import TracebackType
-    from typing import Self, TypedDict, Unpack
+    from typing import Self, Unpack
 
-    from runnerd.protocol.requests import RlimitValue
+    from runnerd.protocol.requests import ExecStart
 
-    class StartFields(TypedDict, total=False):
-        """The fields of exec.start but argv and attach; see ExecStart."""
+    from .conversation import Occurrence
+    from .errors import StreamLost
+    from .requesting import StartFields, Stream
 
-        exec_id: str | None
-        env: dict[str, str | None]
-        env_mode: Literal["extend", "replace"]
-        cwd: str | None
-        user: str | None
-        umask: int
-        rlimits: dict[str, tuple[RlimitValue, RlimitValue]]
-        nice: int | None
-        oom_score_adj: int
-        no_new_privs: bool
-        stdin: Literal["null", "pipe"]
-        stderr: Literal["pipe", "stdout", "null"]
-        deadline_s: float | None
-        grace_s: float
-        leftovers: Literal["keep", "kill"]
-        flow: Literal["block", "drop"] | None
-        hold_s: float
-        sha256: bool
-        labels: dict[str, str]
-        admission: Literal["check", "skip"]
-
+__all__ = ["CALL_TIMEOUT_S", "WINDOW_BYTES", "Client", "Completed", "connect"]
 
 T = TypeVar("T", bound=msgspec.Struct)
-
-# What one exec may have sent and not yet read by its output() loop. Enough that the daemon
-# never waits for an ack on a local socket; small beside the queue an exec may fill here.
-WINDOW_BYTES: Final = 1024 * 1024
-
-# An answer that needs no waiting in the daemon comes in milliseconds. After this long
-# something is wrong that the caller should hear of.
-CALL_TIMEOUT_S: Final = 30.0
-
-
-class Completed(msgspec.Struct, frozen=True):
-    """A command run to its exit, with what it printed.
-
-    Attributes:
-        exit: How it ended.
-        stdout: Its whole standard output.
-        stderr: Its whole standard error.
-        gap_bytes: Output bytes that were no longer kept; 0 with flow "block".
-    """
-
-    exit: Exit
-    stdout: bytes
-    stderr: bytes
-    gap_bytes: int
 
 
 def connect(
@@ -127,26 +84,44 @@ def connect(
     fence: int | Literal["current"] | None = None,
     encoding: Encoding = Encoding.MSGPACK,
     timeout_s: float = 10.0,
+    reconnect_s: float = RECONNECT_S,
+    on_lost: Callable[[StreamLost], None] | None = None,
 ) -> Client:
     """Connect to a daemon and say hello.
+
+    The client outlives its connection: where that is lost it tries for another one to the same
+    incarnation, and every call, wait and output() goes on as if nothing had been. What is not
+    safe to send twice and may have arrived raises Ambiguous, and only that.
 
     Args:
         path: The socket; by default $RUNNERD_SOCKET, else /run/runnerd/runnerd.sock if it
             exists, else $XDG_RUNTIME_DIR/runnerd/runnerd.sock.
         client: Who is calling, for the daemon's log; at most 256 characters.
         incarnation: The daemon start expected; another one refuses before any effect.
-        fence: The owner's; see Hello.
+        fence: The owner's, said in every hello; see Hello.
         encoding: MessagePack, or JSON for a look at the wire.
-        timeout_s: The most to wait for the daemon's hello, in seconds.
+        timeout_s: The most to wait for the daemon's hello, in seconds; a connection lost before
+            it came is tried for again too.
+        reconnect_s: How long to try for another connection once one is lost, in seconds, before
+            StreamLost is raised; 0 = not at all. Where nobody listens any more, 5 s at most.
+        on_lost: Called each time a connection is lost and another is going to be tried for.
 
     Raises:
         ConnectFailed: If no socket is there, nobody listens, or it may not be opened.
         RemoteError: If the daemon refused the hello.
         ClientTimeout: If it did not answer in time.
     """
-    connected = Client(open_socket(path, timeout_s), encoding)
+    options = Options(
+        client=client,
+        incarnation=incarnation,
+        fence=fence,
+        encoding=encoding,
+        reconnect_s=reconnect_s,
+        on_lost=on_lost,
+    )
+    connected = Client(Link(*open_socket(path, timeout_s), options))
     try:
-        connected.greet(client, incarnation, timeout_s, fence)
+        connected.greet(timeout_s)
     except BaseException:
         connected.close()
         raise
@@ -154,20 +129,16 @@ def connect(
 
 
 class Client:
-    """One connection to a daemon; made by connect().
+    """One caller's conversation with a daemon; made by connect().
 
     Args:
-        connection: A connected stream socket; the client owns and closes it.
-        encoding: How messages are written.
-
-    Attributes:
-        hello: What the daemon said of itself when the connection was opened.
+        link: How it is carried; the client owns and closes it.
     """
 
-    hello: HelloAnswer
-
-    def __init__(self, connection: socket.socket, encoding: Encoding = Encoding.MSGPACK) -> None:
-        self._link = Link(connection, encoding)
+    def __init__(self, link: Link) -> None:
+        self._link = link
+        self._router = link.router
+        self._conversation = link.router.conversation
 
     def __enter__(self) -> Self:
         return self
@@ -181,9 +152,15 @@ class Client:
         self.close()
 
     @property
+    def hello(self) -> HelloAnswer:
+        """What the daemon said of itself when the present connection, or the last, was opened."""
+        assert self._conversation.hello is not None
+        return self._conversation.hello
+
+    @property
     def is_open(self) -> bool:
-        """Whether requests can still be sent."""
-        return self._link.end is None
+        """Whether requests can still be made: the connection is there, or being tried for."""
+        return self._conversation.end is None
 
     def close(self) -> None:
         """Close the connection. Everything that runs keeps running."""
@@ -194,8 +171,19 @@ class Client:
         """Bytes the socket has not taken yet; the next receive_events() sends them."""
         return self._link.unsent_bytes
 
+    @property
+    def wake_at_s(self) -> float | None:
+        """When receive_events() has to be called at the latest, ready or not; None = never.
+
+        On time.monotonic()'s clock: between two connections there is nothing to select on.
+        """
+        return self._link.wake_at_s
+
     def fileno(self) -> int:
-        """Return the socket's descriptor, for a select of the caller's own."""
+        """Return the socket's descriptor, for a select of the caller's own.
+
+        It is another one after a reconnect, and -1 between two connections.
+        """
         return self._link.fileno()
 
     # Starting and following execs
@@ -205,7 +193,7 @@ class Client:
         argv: Sequence[str],
         *,
         attach: bool = True,
-        streams: Sequence[Literal["stdout", "stderr"]] = ("stdout", "stderr"),
+        streams: Sequence[Stream] = BOTH,
         window_bytes: int | None = WINDOW_BYTES,
         timeout_s: float | None = CALL_TIMEOUT_S,
         **fields: Unpack[StartFields],
@@ -213,8 +201,9 @@ class Client:
         """Start one command; returns once it runs.
 
         Attached, its output is in flow "block": the command waits for output() to be read, as
-        in a pipe. If this call times out the command may have been started: pass an exec_id to
-        be able to ask.
+        in a pipe. The start has an id and a nonce of this client's making where none are given,
+        so that a lost connection starts nothing twice. If this call times out the command may
+        have been started: the error names the id to ask about.
 
         Args:
             argv: The program and its arguments; no shell is involved.
@@ -229,33 +218,27 @@ class Client:
             RemoteError: start_failed with stage and errno; invalid_params; busy; ...
             ClientTimeout: If no answer came in time.
         """
-        assert not isinstance(argv, str), "argv is a list; there is no shell to split a string"
-        try:
-            subscribe = Attach(streams=list(streams), window_bytes=window_bytes) if attach else None
-            params = ExecStart(argv=list(argv), attach=subscribe, **fields)
-        except RequestError as error:
-            raise RemoteError.before_sending(error) from error
+        request = start_request(
+            argv, attach=attach, streams=streams, window_bytes=window_bytes, fields=fields
+        )
+        prepared = self._conversation.prepared(request)
+        nonce_is_ours = request.nonce is None
 
         def opened(answer: msgspec.Struct) -> Exec:
-            assert isinstance(answer, StartAnswer)
-            return Exec(
-                self,
-                self._link,
-                answer.exec_id,
-                pid=answer.pid,
-                created=answer.created,
-                subscription=answer.subscription,
-                window_bytes=window_bytes,
-            )
+            made = opened_by(prepared, answer, nonce_is_ours=nonce_is_ours)
+            return Exec(self, self._link, made)
 
-        return self._follow("exec.start", params, opened, timeout_s)
+        try:
+            return self._follow("exec.start", prepared, opened, timeout_s)
+        except ClientTimeout as error:
+            raise start_timed_out(error, prepared) from error
 
     def attach(
         self,
         exec_id: str,
         *,
         after: int | Literal["tail"] = 0,
-        streams: Sequence[Literal["stdout", "stderr"]] = ("stdout", "stderr"),
+        streams: Sequence[Stream] = BOTH,
         window_bytes: int | None = WINDOW_BYTES,
         timeout_s: float | None = CALL_TIMEOUT_S,
     ) -> Exec:
@@ -272,26 +255,12 @@ class Client:
             RemoteError: exec_unknown; exec_evicted, with the exit in its data.
             ClientTimeout: If no answer came in time.
         """
-        try:
-            params = ExecAttach(
-                exec_id=exec_id, after=after, streams=list(streams), window_bytes=window_bytes
-            )
-        except RequestError as error:
-            raise RemoteError.before_sending(error) from error
+        request = attach_request(exec_id, after=after, streams=streams, window_bytes=window_bytes)
 
         def opened(answer: msgspec.Struct) -> Exec:
-            assert isinstance(answer, AttachAnswer)
-            return Exec(
-                self,
-                self._link,
-                exec_id,
-                pid=answer.pid,
-                created=False,
-                subscription=answer.subscription,
-                window_bytes=window_bytes,
-            )
+            return Exec(self, self._link, opened_by(request, answer, nonce_is_ours=False))
 
-        return self._follow("exec.attach", params, opened, timeout_s)
+        return self._follow("exec.attach", request, opened, timeout_s)
 
     def run(
         self,
@@ -319,11 +288,7 @@ class Client:
         if input:
             fields = {"stdin": "pipe", **fields}
         handle = self.start(argv, window_bytes=None, timeout_s=timeout_s, **fields)
-        feeder = StdinFeeder(handle.exec_id)
-        if input:
-            feeder.offer(input)
-            feeder.end()
-            self._feed(feeder)
+        feeder = self.feed(handle, input) if input else StdinFeeder(handle.exec_id)
         chunks: dict[str, list[bytes]] = {"stdout": [], "stderr": []}
         try:
             while notes := handle.take_output(deadline_s):
@@ -342,6 +307,24 @@ class Client:
             b"".join(chunks["stderr"]),
             handle.gap_bytes,
         )
+
+    def feed(self, handle: Exec, data: bytes) -> StdinFeeder:
+        """Feed a new exec's stdin to its end while other calls and output() wait; see run().
+
+        Args:
+            handle: As start() returned it, with stdin "pipe" and nothing written yet.
+            data: All of its input.
+
+        Returns:
+            What tells how far it is; `error` is why it stopped, but for a command that no
+            longer reads.
+        """
+        feeder = StdinFeeder(handle.exec_id)
+        if data:
+            feeder.offer(data)
+        feeder.end()
+        self._feed(feeder)
+        return feeder
 
     # Requests with an answer
 
@@ -387,12 +370,9 @@ class Client:
 
         Raises:
             RemoteError: exec_unknown; exec_ended; not_permitted.
+            Ambiguous: If the connection was lost before the answer: it is never sent twice.
         """
-        try:
-            params = ExecSignal(exec_id=exec_id, signal=signal, to=to)
-        except RequestError as error:
-            raise RemoteError.before_sending(error) from error
-        return self._ask("exec.signal", params, SignalAnswer)
+        return self._ask("exec.signal", signal_request(exec_id, signal, to), SignalAnswer)
 
     def cancel(
         self,
@@ -401,6 +381,7 @@ class Client:
         grace_s: float | None = None,
         wait: bool = True,
         tombstone: bool = False,
+        if_nonce: str | None = None,
     ) -> CancelAnswer:
         """End an exec and everything it started, and tell what that took.
 
@@ -409,11 +390,18 @@ class Client:
             grace_s: Seconds between TERM and KILL; the exec's own if None; 0 = KILL at once.
             wait: Return once all is gone or the survivors are known, not when ending began.
             tombstone: Of an id never seen, leave a mark that refuses a start arriving later.
+            if_nonce: Act only on an exec that was started with this nonce.
 
         Raises:
-            RemoteError: exec_unknown, without `tombstone`.
+            RemoteError: exec_unknown, without `tombstone`; not_owner.
         """
-        params = ExecCancel(exec_id=exec_id, grace_s=grace_s, wait=wait, tombstone=tombstone)
+        params = ExecCancel(
+            exec_id=exec_id,
+            grace_s=grace_s,
+            wait=wait,
+            tombstone=tombstone,
+            if_nonce=if_nonce,
+        )
         return self._ask("exec.cancel", params, CancelAnswer, None if wait else CALL_TIMEOUT_S)
 
     def inspect(self, exec_id: str, *, usage: bool = False) -> ExecInfo:
@@ -423,6 +411,14 @@ class Client:
             RemoteError: exec_unknown.
         """
         return self._ask("exec.inspect", ExecInspect(exec_id=exec_id, usage=usage), ExecInfo)
+
+    def forget(self, exec_id: str) -> None:
+        """Let go of a finished exec's output and record; its id stays taken, its exit known.
+
+        Raises:
+            RemoteError: exec_unknown; exec_live, if it is not over.
+        """
+        self.call("exec.forget", ExecForget(exec_id=exec_id), timeout_s=CALL_TIMEOUT_S)
 
     def list_execs(
         self, *, labels: dict[str, str] | None = None, usage: bool = False
@@ -473,10 +469,14 @@ class Client:
             StreamLost: If the connection ended first; likewise.
         """
         replies: list[Answer | Failure] = []
-        request_id = self._link.request(method, params, replies.append)
+        request_id = self._router.request(method, params, replies.append)
         return self._answer(request_id, method, replies, timeout_s)
 
     # Pipelining, and other selects
+
+    def prepared(self, params: ExecStart) -> ExecStart:
+        """Return the start as send() sends it: with the id, nonce and horizon it lacks."""
+        return self._conversation.prepared(params)
 
     def send(self, method: str, params: Params) -> int:
         """Make a request without waiting; its answer comes out of receive_events().
@@ -484,9 +484,9 @@ class Client:
         Returns:
             Its id.
         """
-        return self._link.request(method, params)
+        return self._router.request(method, params)
 
-    def receive_events(self, timeout_s: float | None = None) -> list[Event]:
+    def receive_events(self, timeout_s: float | None = None) -> list[Occurrence]:
         """Return the events that belong to no call() and no Exec: what send() asked for.
 
         Args:
@@ -501,26 +501,20 @@ class Client:
             StreamLost: If the connection ended; what came before was returned first.
         """
         try:
-            self._link.wait_until(lambda: self._link.events, deadline(timeout_s), "an event")
+            self._link.wait_until(lambda: self._router.events, deadline(timeout_s), "an event")
         except ClientTimeout:
             if timeout_s != 0:
                 raise
-        return self._link.take_events()
+        return self._router.take_events()
 
     # Inner workings
 
-    def greet(
-        self,
-        client: str,
-        incarnation: str | None,
-        timeout_s: float,
-        fence: int | Literal["current"] | None = None,
-    ) -> None:
-        """Say hello; connect() does."""
-        params = Hello(
-            protocol=[*PROTOCOL_VERSIONS], client=client, incarnation=incarnation, fence=fence
+    def greet(self, timeout_s: float) -> None:
+        """Wait for the first hello's answer; connect() does."""
+        conversation = self._conversation
+        self._link.wait_until(
+            lambda: conversation.is_greeted, deadline(timeout_s), "the answer to hello"
         )
-        self.hello = self._ask("hello", params, HelloAnswer, timeout_s)
 
     def _ask(
         self,
@@ -543,7 +537,7 @@ class Client:
 
         write = feeder.next_write()
         if write is not None and self.is_open:
-            self._link.request("exec.write", write, taken)
+            self._router.request("exec.write", write, taken)
 
     def _follow(
         self,
@@ -560,13 +554,9 @@ class Client:
             # may stand in the same bytes.
             replies.append(reply)
             if isinstance(reply, Answer):
-                handle = opened(reply.result)
-                handles.append(handle)
-                number = getattr(reply.result, "subscription", None)
-                if isinstance(number, int):
-                    self._link.follow(number, handle.receive)
+                handles.append(opened(reply.result))
 
-        request_id = self._link.request(method, params, taken)
+        request_id = self._router.request(method, params, taken)
         self._answer(request_id, method, replies, timeout_s)
         return handles[0]
 
@@ -580,7 +570,7 @@ class Client:
         try:
             self._link.wait_until(lambda: replies, deadline(timeout_s), f"the answer to {method}")
         except BaseException:
-            self._link.abandon(request_id)
+            self._router.abandon(request_id)
             raise
         reply = replies[0]
         if isinstance(reply, Failure):

@@ -29,7 +29,13 @@ class ClientError(Exception):
         message: What happened, in one sentence without capital or full stop.
         preserved: What is still true.
         hint: What to do about it.
+
+    Attributes:
+        kind: The daemon's word for it, a key of runnerd.protocol.errors.KINDS; empty where the
+            error is the client's own.
     """
+
+    kind: str = ""
 
     def __init__(self, message: str, *, preserved: str = "", hint: str = "") -> None:
         super().__init__(message)
@@ -97,6 +103,72 @@ class StreamLost(ClientError):
         self.methods = tuple(methods)
 
 
+class DaemonRestarted(StreamLost):
+    """Behind the socket is another incarnation now: what the one before ran has ended with it.
+
+    Nothing was asked of the new one. A fresh connection can look at what it knows of the execs:
+    exec.inspect and exec.wait answer `exec_lost`, or the exit, where there is a journal.
+
+    Attributes:
+        incarnation: The incarnation that was expected.
+    """
+
+    def __init__(
+        self, incarnation: str, *, exec_ids: Sequence[str], methods: Sequence[str]
+    ) -> None:
+        open_ends = [f"the exit of {', '.join(exec_ids)}"] if exec_ids else []
+        open_ends += [f"the answer to {', '.join(methods)}"] if methods else []
+        lost = f" without {' and '.join(open_ends)}" if open_ends else ""
+        super().__init__(
+            f"the daemon was restarted{lost}",
+            exec_ids=exec_ids,
+            methods=methods,
+        )
+        self.preserved = "nothing was asked of the new daemon"
+        self.hint = "connect afresh and inspect the execs; start again only what may run twice"
+        self.incarnation = incarnation
+
+
+class Ambiguous(ClientError):
+    """A request was handed over, its connection lost before the answer, and it is not repeatable.
+
+    It may have taken effect or not; the daemon can be asked, the client cannot know.
+
+    Attributes:
+        method: The request's method.
+        exec_id: The exec it named, where it named one.
+    """
+
+    def __init__(self, method: str, exec_id: str | None) -> None:
+        of = f" of '{exec_id}'" if exec_id else ""
+        super().__init__(
+            f"the connection was lost before the answer to {method}{of}",
+            preserved="it took effect once, or not at all; it was not repeated",
+            hint="look at what it should have done before you repeat it",
+        )
+        self.method = method
+        self.exec_id = exec_id
+
+
+class Superseded(ClientError):
+    """A newer reader of the same subscriber name took an exec's output over.
+
+    Attributes:
+        exec_id: The exec.
+        generation: The newer reader's, None where it named none.
+    """
+
+    def __init__(self, exec_id: str, subscriber: str, generation: int | None) -> None:
+        newer = "another" if generation is None else f"generation {generation}"
+        super().__init__(
+            f"{newer} of subscriber '{subscriber}' follows '{exec_id}' now",
+            preserved="the newer reader gets the output",
+            hint="attach under another subscriber name, or with a higher generation",
+        )
+        self.exec_id = exec_id
+        self.generation = generation
+
+
 class ProtocolViolation(ClientError):
     """The daemon sent what the protocol does not allow; the connection cannot be trusted on.
 
@@ -111,6 +183,23 @@ class ProtocolViolation(ClientError):
             hint="a defect in runnerd, or another program at the other end",
         )
         self.events: list[Event] = []
+
+
+class DigestMismatch(ProtocolViolation):
+    """A stream's bytes, all of them delivered, are not those whose SHA-256 the exit states.
+
+    Attributes:
+        exec_id: The exec.
+        stream: stdout or stderr.
+    """
+
+    def __init__(self, exec_id: str, stream: str, stated: str, seen: str) -> None:
+        super().__init__(
+            f"{stream} of '{exec_id}' has SHA-256 {seen} here and {stated} in its exit"
+        )
+        self.hint = "throw the output away: bytes were changed on their way"
+        self.exec_id = exec_id
+        self.stream = stream
 
 
 class ClientTimeout(ClientError, TimeoutError):

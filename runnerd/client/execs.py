@@ -3,87 +3,45 @@
 from __future__ import annotations
 
 import time
-from collections import deque
-from typing import TYPE_CHECKING, Final, Literal
+from typing import TYPE_CHECKING, Literal
 
 from runnerd.protocol.answers import (
     CancelAnswer,
-    ClosedNote,
     Exit,
-    ExitedNote,
     GapNote,
     OutputNote,
     SignalAnswer,
     WriteAnswer,
 )
 
-from .errors import ClientError, ClientTimeout, OutputOverflow
+from .errors import ClientError, ClientTimeout
 from .feeding import StdinFeeder
-from .link import QUEUE_BYTES_MAX, deadline
+from .following import Following
+from .link import deadline
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
     from types import TracebackType
     from typing import Self
 
-    from runnerd.protocol.answers import Closed, ExecInfo
+    from runnerd.protocol.answers import ExecInfo
 
     from .blocking import Client
+    from .following import Opened
     from .link import Link
 
-# An ack for every chunk would cost as much as the chunk.
-ACK_BYTES: Final = 128 * 1024
 
-# An empty record costs memory too: each is counted with what its object takes.
-_RECORD_BYTES: Final = 256
-
-
-class Exec:
-    """One exec, as one client sees it.
+class Exec(Following):
+    """One exec, as one client sees it; see Following for what it knows.
 
     As a context manager it cancels, at the end of the block, the exec it created, if that has
     not ended by then; one that was attached to is left alone.
-
-    Attributes:
-        exec_id: The exec.
-        pid: The command's pid, None where it had gone when this handle was made.
-        created: Whether this handle's start made the exec.
-        exit: How the command ended, once that is known; never made up.
-        closed: Once nothing of the exec is left and its subscription told so.
-        gap_bytes: Output bytes announced as no longer kept, as far as their number is known.
-        last_seq: The last record that output() is done with: another one was asked for.
     """
 
-    def __init__(
-        self,
-        client: Client,
-        link: Link,
-        exec_id: str,
-        *,
-        pid: int | None,
-        created: bool,
-        subscription: int | None,
-        window_bytes: int | None,
-    ) -> None:
+    def __init__(self, client: Client, link: Link, opened: Opened) -> None:
+        super().__init__(link.router, opened)
         self._client = client
         self._link = link
-        self.exec_id = exec_id
-        self.pid = pid
-        self.created = created
-        self.exit: Exit | None = None
-        self.closed: Closed | None = None
-        self.gap_bytes = 0
-        self.last_seq = 0
-        self._subscription = subscription
-        self._window_bytes = window_bytes
-        self._unacknowledged_bytes = 0
-        self._queue: deque[OutputNote | GapNote] = deque()
-        self._queued_bytes = 0
-        self._has_overflowed = False
-        self._stdin_bytes = 0 if created else None
-
-    def __repr__(self) -> str:
-        return f"<Exec {self.exec_id}>"
 
     def __enter__(self) -> Self:
         return self
@@ -118,21 +76,16 @@ class Exec:
         Raises:
             ClientTimeout: If no record came in time; iterating may go on with a new output().
             OutputOverflow: If too much waited here while others were read, with no window.
-            StreamLost: If the connection ended before the exit.
+            StreamLost: If the connection was lost before the exit, and none came in its place.
+            RemoteError: If the rest of the output is gone, with the exit in its data.
         """
         while True:
-            while self._queue:
-                note = self._queue.popleft()
-                self._queued_bytes -= _weight_bytes(note)
+            while (note := self._pop()) is not None:
                 yield note
                 self._took(note)
-            self._check_overflow()
+            self._check()
             if self.exit is not None:
                 return
-            if self._subscription is None:
-                raise ClientError(
-                    f"'{self.exec_id}' is not attached", hint="use client.attach(exec_id)"
-                )
             self._wait_news(deadline(timeout_s))
 
     def take_output(self, deadline_s: float | None) -> list[OutputNote | GapNote]:
@@ -144,15 +97,17 @@ class Exec:
         Raises:
             ClientTimeout: If no record came by then.
             OutputOverflow: If too much waited here while others were read, with no window.
-            StreamLost: If the connection ended before the exit.
+            StreamLost: If the connection was lost before the exit, and none came in its place.
+            RemoteError: If the rest of the output is gone, with the exit in its data.
         """
-        self._check_overflow()
+        self._check()
         self._wait_news(deadline_s)
-        taken = [*self._queue]
-        self._queue.clear()
-        self._queued_bytes = 0
-        for note in taken:
+        taken: list[OutputNote | GapNote] = []
+        while (note := self._pop()) is not None:
+            taken.append(note)
             self._took(note)
+        if not taken:
+            self._check()
         return taken
 
     def wait(self, timeout_s: float | None = None) -> Exit:
@@ -224,7 +179,7 @@ class Exec:
 
     def cancel(self, grace_s: float | None = None, *, wait: bool = True) -> CancelAnswer:
         """End the exec and everything it started; see Client.cancel."""
-        answer = self._client.cancel(self.exec_id, grace_s=grace_s, wait=wait)
+        answer = self._client.cancel(self.exec_id, grace_s=grace_s, wait=wait, if_nonce=self.nonce)
         if answer.exit is not None:
             self.exit = answer.exit
         return answer
@@ -233,59 +188,10 @@ class Exec:
         """Describe the exec; see Client.inspect."""
         return self._client.inspect(self.exec_id, usage=usage)
 
-    def detach(self) -> None:
-        """End the subscription; the exec goes on. Output received so far can still be taken."""
-        if self._subscription is not None:
-            self._link.detach(self._subscription)
-            self._subscription = None
-
-    def receive(self, note: OutputNote | GapNote | ExitedNote | ClosedNote) -> None:
-        """Take an event of this exec's subscription; called by the client."""
-        if isinstance(note, ExitedNote):
-            self.exit = note.exit
-        elif isinstance(note, ClosedNote):
-            self.closed = note.closed
-            self._subscription = None
-        else:
-            self._queue.append(note)
-            self._queued_bytes += _weight_bytes(note)
-            if self._queued_bytes > QUEUE_BYTES_MAX:
-                self._has_overflowed = True
-                self.detach()
-
-    def _check_overflow(self) -> None:
-        if self._has_overflowed and not self._queue:
-            raise OutputOverflow(self.exec_id, self.last_seq, QUEUE_BYTES_MAX)
-
-    def _has_news(self) -> bool:
-        return bool(self._queue) or self.exit is not None or self._has_overflowed
-
-    def _took(self, note: OutputNote | GapNote) -> None:
-        self.last_seq = note.last_seq if isinstance(note, GapNote) else note.seq
-        if isinstance(note, GapNote):
-            self.gap_bytes += (note.stdout_bytes or 0) + (note.stderr_bytes or 0)
-            return
-        if self._window_bytes is None:
-            return
-        self._unacknowledged_bytes += len(note.data)
-        if self._unacknowledged_bytes >= min(self._window_bytes // 2, ACK_BYTES):
-            self._acknowledge()
-
-    def _acknowledge(self) -> None:
-        if self._unacknowledged_bytes and self._subscription is not None:
-            self._unacknowledged_bytes = 0
-            self._link.ack(self._subscription, self.last_seq)
-
     def _wait_news(self, deadline_s: float | None) -> None:
         if not self._queue:
-            # Before waiting, whatever the window: the daemon keeps what is not acknowledged, and
-            # where its memory for that is less than the window, it waits for this loop.
             self._acknowledge()
-        self._link.wait_until(self._has_news, deadline_s, f"output of '{self.exec_id}'")
-
-
-def _weight_bytes(note: OutputNote | GapNote) -> int:
-    return _RECORD_BYTES + (len(note.data) if isinstance(note, OutputNote) else 0)
+        self._link.wait_until(lambda: self._has_news, deadline_s, f"output of '{self.exec_id}'")
 
 
 def _left_s(deadline_s: float | None) -> float | None:

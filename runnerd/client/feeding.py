@@ -14,7 +14,7 @@ from runnerd.protocol.requests import ExecWrite
 if TYPE_CHECKING:
     from runnerd.protocol.answers import WriteAnswer
 
-    from .errors import RemoteError
+    from .errors import ClientError
 
 # A quarter of the daemon's queue for one exec: large enough that a round trip is small beside
 # it, small enough that a tight queue still takes it in one piece.
@@ -24,7 +24,7 @@ WRITE_BYTES_MAX: Final = 256 * 1024
 # bounds how long a request stays open; the next write goes on from there.
 ROOM_WAIT_S: Final = 60.0
 
-_READER_GONE: Final = frozenset({"stdin_closed", "exec_ended", "exec_evicted"})
+_READER_GONE: Final = frozenset({"stdin_closed", "exec_ended", "exec_evicted", "exec_settled"})
 
 
 class StdinFeeder:
@@ -44,7 +44,7 @@ class StdinFeeder:
         self.exec_id = exec_id
         self.accepted_bytes = offset
         self.is_over = False
-        self.error: RemoteError | None = None
+        self.error: ClientError | None = None
         self._waiting = memoryview(b"")
         self._at_eof = False
         self._in_flight = False
@@ -94,7 +94,7 @@ class StdinFeeder:
         self._in_flight = False
         self.is_over = self._at_eof and not self._waiting
 
-    def failed(self, error: RemoteError) -> None:
+    def failed(self, error: ClientError) -> None:
         """Take a write's failure: feeding is over, as it is for a writer into a broken pipe."""
         self._in_flight = False
         self.is_over = True

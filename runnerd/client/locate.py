@@ -21,8 +21,8 @@ def socket_paths() -> list[str]:
     return [SYSTEM_SOCKET, *([f"{runtime}/runnerd/runnerd.sock"] if runtime else [])]
 
 
-def open_socket(path: str | os.PathLike[str] | None, timeout_s: float) -> socket.socket:
-    """Connect to the daemon's socket.
+def open_socket(path: str | os.PathLike[str] | None, timeout_s: float) -> tuple[socket.socket, str]:
+    """Connect to the daemon's socket, and return the connection and the path it was found at.
 
     Args:
         path: The socket, or None for the first of socket_paths() that exists.
@@ -40,6 +40,24 @@ def open_socket(path: str | os.PathLike[str] | None, timeout_s: float) -> socket
     except OSError as error:
         connection.close()
         raise _connect_failed(error, chosen, paths) from error
+    # Absolute: the next one is opened there too, wherever the program has gone meanwhile. Links
+    # are left as they are: what a link leads to may change.
+    return connection, os.path.abspath(chosen)  # noqa: PTH100
+
+
+def reopen_socket(path: str) -> socket.socket:
+    """Connect once more, without waiting: to a Unix socket that takes it at once, or not at all.
+
+    Raises:
+        OSError: BlockingIOError where the daemon has more callers than it takes just now.
+    """
+    connection = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+    connection.setblocking(False)
+    try:
+        connection.connect(path)
+    except BaseException:
+        connection.close()
+        raise
     return connection
 
 

@@ -8,7 +8,7 @@ that ends early is a StreamLost, never an exit.
 Rule 3: what a newer daemon may add is passed over: unknown notifications, unknown fields.
 
 After a ProtocolViolation or the stream's end a session is over. What it knew stays readable
-(unanswered, subscriptions), so that a client can tell what to ask on its next connection.
+(unanswered, subscriptions); conversation.py takes it on to the next connection.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ from runnerd.protocol.errors import invalid
 from runnerd.protocol.framing import Encoding, FrameSplitter, FramingError
 from runnerd.protocol.requests import METHODS, ExecAck, ExecAttach, ExecDetach, ExecStart
 
-from .errors import ProtocolViolation, RemoteError, StreamLost
+from .errors import ClientError, ProtocolViolation, RemoteError, StreamLost
 from .subscription import Subscription
 
 if TYPE_CHECKING:
@@ -54,11 +54,13 @@ class Answer(msgspec.Struct, frozen=True):
         request_id: Which, as request() returned it.
         method: Its method.
         result: A struct of the type ANSWERS has for the method.
+        opened: The subscription it opened. Later bytes may have closed it already.
     """
 
     request_id: int
     method: str
     result: msgspec.Struct
+    opened: Subscription | None = None
 
 
 class Failure(msgspec.Struct, frozen=True):
@@ -67,15 +69,17 @@ class Failure(msgspec.Struct, frozen=True):
     Attributes:
         request_id: Which; None where the daemon could not tell, so not even read it.
         method: Its method, empty with no request_id.
-        error: Why, ready to be raised.
+        error: Why, ready to be raised: what the daemon answered, a RemoteError, or from a
+            Conversation also an Ambiguous.
     """
 
     request_id: int | None
     method: str
-    error: RemoteError
+    error: ClientError
 
 
-Note = OutputNote | GapNote | ExitedNote | ClosedNote | SupersededNote | StoppingNote
+SubscriptionNote = OutputNote | GapNote | ExitedNote | ClosedNote | SupersededNote
+Note = SubscriptionNote | StoppingNote
 Event = Answer | Failure | Note
 
 
@@ -100,6 +104,7 @@ class Session:
         self._splitter = FrameSplitter(answer_bytes_max, encoding)
         self._last_id = 0
         self._unanswered: dict[int, tuple[str, Params]] = {}
+        self._resumed: dict[int, Subscription] = {}
         self._detached: set[int] = set()
         self.subscriptions: dict[int, Subscription] = {}
 
@@ -108,12 +113,16 @@ class Session:
         """The methods of requests without an answer so far, by id, in the order made."""
         return {request_id: method for request_id, (method, _) in self._unanswered.items()}
 
-    def request(self, method: str, params: Params) -> tuple[int, bytes]:
+    def request(
+        self, method: str, params: Params, *, resumes: Subscription | None = None
+    ) -> tuple[int, bytes]:
         """Make a request.
 
         Args:
             method: A key of METHODS.
             params: Of the type METHODS has for it.
+            resumes: For an exec.attach after its last_seq: the subscription of an earlier
+                connection that goes on here, checks and all.
 
         Returns:
             Its id, and the framed bytes to send.
@@ -130,6 +139,8 @@ class Session:
             raise RemoteError.before_sending(invalid("params", text)) from error
         self._last_id = request_id
         self._unanswered[request_id] = method, params
+        if resumes is not None:
+            self._resumed[request_id] = resumes
         if isinstance(params, ExecDetach):
             # What was under way when the daemon read this is no violation, and no news either.
             self._detached.add(params.subscription)
@@ -207,50 +218,53 @@ class Session:
         if known is None or not isinstance(request_id, int):
             raise ProtocolViolation(f"an answer to request {request_id!r}, which was not made")
         method, params = known
+        resumes = self._resumed.pop(request_id, None)
         if message.error is not None:
             return Failure(request_id, method, RemoteError(message.error))
         result: msgspec.Struct = self._codec.decode(message.result, ANSWERS[method])
-        self._open(params, result)
-        return Answer(request_id, method, result)
+        return Answer(request_id, method, result, self._open(params, result, resumes))
 
-    def _open(self, params: Params, result: msgspec.Struct) -> None:
+    def _open(
+        self, params: Params, result: msgspec.Struct, resumes: Subscription | None
+    ) -> Subscription | None:
         if isinstance(params, ExecStart) and isinstance(result, StartAnswer):
             if params.attach is None or result.subscription is None:
-                return
+                return None
             number = result.subscription
             opened = Subscription(
-                result.exec_id, params.attach.streams, after_seq=0, from_start=True
+                result.exec_id,
+                params.attach.streams,
+                after_seq=0,
+                from_start=True,
+                hashes=params.sha256,
             )
         elif isinstance(params, ExecAttach) and isinstance(result, AttachAnswer):
             number = result.subscription
-            opened = Subscription(
+            opened = resumes or Subscription(
                 params.exec_id,
                 params.streams,
-                after_seq=params.after if isinstance(params.after, int) else 0,
+                after_seq=params.after if isinstance(params.after, int) else result.last_seq,
                 from_start=params.after == 0,
             )
         else:
-            return
+            return None
         if number in self.subscriptions:
             raise ProtocolViolation(f"subscription {number} was opened twice")
         self.subscriptions[number] = opened
+        return opened
 
     def _note(self, note: msgspec.Struct) -> Note | None:
         if isinstance(note, StoppingNote):
             return note
-        assert isinstance(
-            note, (OutputNote, GapNote, ExitedNote, ClosedNote, HeartbeatNote, SupersededNote)
-        )
+        assert isinstance(note, SubscriptionNote | HeartbeatNote)
         subscription = self.subscriptions.get(note.subscription)
         if subscription is None:
             if note.subscription in self._detached:
                 return None
             raise ProtocolViolation(f"a record of subscription {note.subscription}, not open")
         if isinstance(note, HeartbeatNote):
+            subscription.heartbeat(note)
             return None  # it says that there is nothing to say
-        if isinstance(note, SupersededNote):
-            del self.subscriptions[note.subscription]
-            return note
         if isinstance(note, OutputNote):
             subscription.output(note)
         elif isinstance(note, GapNote):
@@ -258,6 +272,7 @@ class Session:
         elif isinstance(note, ExitedNote):
             subscription.exited(note)
         else:
-            subscription.closed(note)
+            if isinstance(note, ClosedNote):
+                subscription.closed(note)
             del self.subscriptions[note.subscription]
         return note

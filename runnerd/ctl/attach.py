@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Final
 from runnerd.client.blocking import connect
 from runnerd.protocol.requests import ExecAttach
 
-from .endings import ending, say
+from .endings import ending, say, say_reconnecting
 from .passing import Passer, open_standard_streams
 from .reaching import where
 
@@ -17,7 +17,8 @@ if TYPE_CHECKING:
 EPILOG: Final = """\
 Prints what is kept of the output from its beginning, follows it, and exits with the command's
 exit code. The exec is only watched: Ctrl-C, or a reader of ours that goes away, ends attach and
-nothing else. Output that is no longer kept is named on standard error.
+nothing else. Output that is no longer kept is named on standard error, and so is a lost
+connection, which is tried for again for a minute.
 
 examples:
   runnerctl attach x-0123456789abcdef
@@ -43,7 +44,7 @@ def main(options: argparse.Namespace) -> int:
     """Run it."""
     open_standard_streams()
     params = ExecAttach(exec_id=options.exec_id, after="tail" if options.tail else options.after)
-    with connect(**where(options), client="runnerctl attach") as client:
+    with connect(**where(options), client="runnerctl attach", on_lost=say_reconnecting) as client:
         passer = Passer(client, owns=False, feeds=False)
         code = passer.follow("exec.attach", params)
     words = None if passer.exit is None or options.quiet else ending(passer.exit)

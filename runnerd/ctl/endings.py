@@ -18,8 +18,8 @@ import sys
 from typing import TYPE_CHECKING, Final
 
 if TYPE_CHECKING:
-    from runnerd.client.errors import ClientError
-    from runnerd.protocol.answers import Exit
+    from runnerd.client.errors import ClientError, StreamLost
+    from runnerd.protocol.answers import Exit, GapNote
 
 REFUSED: Final = 125
 CANNOT_EXECUTE: Final = 126
@@ -81,6 +81,18 @@ def say(text: str) -> None:
     except OSError:
         # Nobody reads it. The exit code still tells.
         sys.stderr = None  # else its flush at exit fails once more
+
+
+def say_gap(gap: GapNote) -> None:
+    """Name what is no longer kept of the output, in its place."""
+    lost = (("stdout", gap.stdout_bytes), ("stderr", gap.stderr_bytes))
+    known = [f"{count} bytes of {name}" for name, count in lost if count]
+    say(f"{' and '.join(known) or 'some of the output'} can no longer be shown")
+
+
+def say_reconnecting(_lost: StreamLost) -> None:
+    """Say that a connection was lost; what follows on standard output is whole all the same."""
+    say("connection lost; reconnecting")
 
 
 def say_error(error: ClientError) -> None:

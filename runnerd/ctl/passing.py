@@ -1,5 +1,9 @@
 """Passing a command's streams and signals through, as if it ran here.
 
+The connection may be lost and come back: the client resumes where it stood, no byte is lost or
+doubled, and what was read of our standard input waits meanwhile. A signal sent at the very moment
+of the loss may have arrived or not: that is said, and it is not sent twice.
+
 One loop over the daemon's socket and our standard input; output is written where it is read, so
 that a slow reader of ours slows the command and nothing is held here.
 
@@ -24,6 +28,8 @@ import sys
 import time
 from typing import TYPE_CHECKING, Final
 
+from runnerd.client.conversation import Unfollowed
+from runnerd.client.errors import Superseded
 from runnerd.client.feeding import StdinFeeder
 from runnerd.client.session import Answer, Failure
 from runnerd.protocol.answers import (
@@ -33,17 +39,18 @@ from runnerd.protocol.answers import (
     GapNote,
     OutputNote,
     StartAnswer,
+    SupersededNote,
     WriteAnswer,
 )
-from runnerd.protocol.requests import ExecCancel, ExecSignal
+from runnerd.protocol.requests import ExecCancel, ExecSignal, ExecStart
 
-from .endings import REFUSED, SIGNAL_BASE, exit_code, say
+from .endings import REFUSED, SIGNAL_BASE, exit_code, say, say_gap
 
 if TYPE_CHECKING:
     from types import FrameType
 
     from runnerd.client.blocking import Client
-    from runnerd.client.session import Event
+    from runnerd.client.conversation import Occurrence
     from runnerd.protocol.requests import Params
 
 PASSED_SIGNALS: Final = (
@@ -56,7 +63,7 @@ PASSED_SIGNALS: Final = (
 )
 STDIN_BYTES: Final = 256 * 1024
 BROKEN_PIPE_PATIENCE_S: Final = 1.0
-_DESCRIPTORS: Final = {"stdout": 1, "stderr": 2}
+DESCRIPTORS: Final = {"stdout": 1, "stderr": 2}
 
 
 class Passer:
@@ -74,6 +81,7 @@ class Passer:
         self._owns = owns
         self._feeds = feeds
         self._exec_id: str | None = None
+        self._nonce: str | None = None
         self._feeder: StdinFeeder | None = None
         self._exit: Exit | None = None
         self._is_in_client = False
@@ -95,6 +103,9 @@ class Passer:
         """
         if self._owns:
             self._catch_signals()
+        if isinstance(params, ExecStart):
+            params = self._client.prepared(params)
+            self._nonce = params.nonce
         self._send(method, params)
         while self._exit is None and (self._own_code is None or self._owns):
             for event in self._receive():
@@ -107,13 +118,15 @@ class Passer:
 
     # Events
 
-    def _take(self, event: Event) -> None:
+    def _take(self, event: Occurrence) -> None:
         if isinstance(event, OutputNote):
             self._pass_output(event)
         elif isinstance(event, GapNote):
-            lost = (("stdout", event.stdout_bytes), ("stderr", event.stderr_bytes))
-            known = [f"{count} bytes of {name}" for name, count in lost if count]
-            say(f"{' and '.join(known) or 'some of the output'} can no longer be shown")
+            say_gap(event)
+        elif isinstance(event, SupersededNote):
+            raise Superseded(event.exec_id, event.subscriber, event.generation)
+        elif isinstance(event, Unfollowed):
+            raise event.error
         elif isinstance(event, ExitedNote):
             self._exit = event.exit
         elif isinstance(event, Failure):
@@ -151,7 +164,7 @@ class Passer:
         if note.stream in self._broken_since_s:
             self._drop_output(note.stream)
             return
-        descriptor = _DESCRIPTORS[note.stream]
+        descriptor = DESCRIPTORS[note.stream]
         rest = memoryview(note.data)
         while rest:
             try:
@@ -183,7 +196,7 @@ class Passer:
         # Once: the exec is then being ended, whatever it still prints.
         self._broken_since_s[stream] = float("inf")
         self._own_code = self._own_code or SIGNAL_BASE + signal.SIGPIPE
-        self._send("exec.cancel", ExecCancel(exec_id=self._exec_id, wait=False, tombstone=False))
+        self._send("exec.cancel", self._cancel_params(grace_s=None))
 
     # Input
 
@@ -213,7 +226,7 @@ class Passer:
             self._is_in_client = False
         self._send_signals()
 
-    def _receive(self) -> list[Event]:
+    def _receive(self) -> list[Occurrence]:
         self._is_in_client = True
         try:
             events = self._client.receive_events(timeout_s=0)
@@ -227,11 +240,16 @@ class Passer:
     def _wait(self) -> None:
         poll = select.poll()
         wanted = select.POLLIN | (select.POLLOUT if self._client.unsent_bytes else 0)
-        poll.register(self._client.fileno(), wanted)
+        if self._client.fileno() >= 0:
+            poll.register(self._client.fileno(), wanted)
+        wake_at_s = self._client.wake_at_s
+        wait_ms: int | None = None
+        if wake_at_s is not None:
+            wait_ms = max(0, int((wake_at_s - time.monotonic()) * 1000) + 1)
         feeder = self._feeder
         if feeder is not None and feeder.wants_data:
             poll.register(0, select.POLLIN)
-        for descriptor, _ in poll.poll():
+        for descriptor, _ in poll.poll(wait_ms):
             if descriptor == 0 and feeder is not None:
                 self._read_stdin(feeder)
 
@@ -265,10 +283,17 @@ class Passer:
         assert self._exec_id is not None
         at_once = self._interrupts > 2
         say("killing the command" if at_once else "cancelling; once more to kill at once")
-        params = ExecCancel(
-            exec_id=self._exec_id, grace_s=0 if at_once else None, wait=False, tombstone=False
+        self._send("exec.cancel", self._cancel_params(grace_s=0 if at_once else None))
+
+    def _cancel_params(self, grace_s: float | None) -> ExecCancel:
+        assert self._exec_id is not None
+        return ExecCancel(
+            exec_id=self._exec_id,
+            grace_s=grace_s,
+            if_nonce=self._nonce,
+            wait=False,
+            tombstone=False,
         )
-        self._send("exec.cancel", params)
 
 
 def _wait_writable(descriptor: int) -> None:

@@ -10,7 +10,7 @@ from runnerd.client.blocking import connect
 from runnerd.client.errors import ClientError
 from runnerd.protocol.requests import Attach, ExecStart
 
-from .endings import ending, say
+from .endings import ending, say, say_reconnecting
 from .passing import Passer, open_standard_streams
 from .reaching import where
 
@@ -22,16 +22,19 @@ if TYPE_CHECKING:
 EPILOG: Final = """\
 The command's bytes pass straight through on both streams, and its exit code is the exit code:
 128+N if signal N ended it, 127 if the program was not found, 126 if it cannot be executed,
-125 if runnerd refused or the connection was lost. TERM, INT, HUP, QUIT, USR1 and USR2 are
+125 if runnerd refused or was lost for good. TERM, INT, HUP, QUIT, USR1 and USR2 are
 passed on to its process group; a second Ctrl-C cancels it, a third kills it. If the reader of
 our output goes away the command is sent SIGPIPE, and cancelled if it goes on printing.
 runnerctl returns at the command's exit; what the command left running stays, see --leftovers.
+A lost connection is said on standard error and tried for again for a minute: the command does
+not notice, no byte is lost or doubled. With -d the exec's id is printed once the command runs,
+and its output is kept for logs and attach; it never waits for a reader.
 
 examples:
   runnerctl run -- make -j2
   runnerctl run -w /srv -u app -e MODE=test --deadline 600 -- ./check.sh
   tar c src | runnerctl run -i -- tar x -C /work
-  id=$(runnerctl run -d -- ./server); runnerctl attach "$id"
+  id=$(runnerctl run -d -- ./server); runnerctl logs -f "$id"
 """
 
 
@@ -91,7 +94,7 @@ def main(options: argparse.Namespace) -> int:
     """Run it."""
     open_standard_streams()
     params = start_params(options)
-    with connect(**where(options), client="runnerctl run") as client:
+    with connect(**where(options), client="runnerctl run", on_lost=say_reconnecting) as client:
         if options.detach:
             answer = client.call("exec.start", params)
             if options.json:

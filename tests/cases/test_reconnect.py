@@ -284,8 +284,9 @@ def test_c69_no_end_of_a_connection_is_an_exit(
 def test_c69_the_library_says_that_the_stream_ended_without_an_exit(
     runnerd_daemon: RunnerdProcess,
 ) -> None:
-    """Iterating over the output of a lost connection raises, and names the exec."""
-    with runnerd_daemon.connect() as client, runnerd_daemon.connect() as second:
+    """Where no other connection is wanted, iterating over the output raises, and names the exec."""
+    connection = runnerd_daemon.connect(reconnect_s=0)
+    with connection as client, runnerd_daemon.connect() as second:
         handle = client.start(["sh", "-c", "echo; sleep 1; exit 8"], window_bytes=None)
         output = handle.output(30)
         next(output)

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from runnerd.client.blocking import connect
+from runnerd.client.conversation import QUEUE_BYTES_MAX
 from runnerd.client.errors import (
     ClientError,
     ClientTimeout,
@@ -17,7 +18,6 @@ from runnerd.client.errors import (
     RemoteError,
     StreamLost,
 )
-from runnerd.client.link import QUEUE_BYTES_MAX
 from runnerd.protocol.answers import (
     CancelAnswer,
     GapNote,
@@ -27,7 +27,7 @@ from runnerd.protocol.answers import (
 )
 from runnerd.protocol.errors import RequestError
 from runnerd.protocol.framing import Encoding
-from runnerd.protocol.requests import DaemonDrain, ExecCancel, ExecWrite, Hello, Ping
+from runnerd.protocol.requests import DaemonDrain, ExecCancel, ExecStart, ExecWrite, Hello, Ping
 from tests.unit.fake_daemon import FakeDaemon, Peer, make_exit, prints
 
 if TYPE_CHECKING:
@@ -134,7 +134,7 @@ def test_a_connection_lost_before_the_exit_is_said_and_no_exit_made_up(tmp_path:
         peer.hang_up()
 
     with FakeDaemon(tmp_path / "s", {"exec.start": start}) as daemon:
-        with connect(daemon.path) as client:
+        with connect(daemon.path, reconnect_s=0) as client:
             handle = client.start(["x"])
             taken: list[bytes] = []
             with pytest.raises(StreamLost, match="without the exit of x"):
@@ -192,7 +192,10 @@ def test_leaving_the_block_cancels_what_was_created_and_has_not_ended(tmp_path: 
         with connect(daemon.path) as client:
             with pytest.raises(ZeroDivisionError), client.start(["x"]):
                 raise ZeroDivisionError
-        assert ("exec.cancel", ExecCancel(exec_id="x", tombstone=False)) in daemon.asked
+        (started,) = [params for _, params in daemon.asked if isinstance(params, ExecStart)]
+        assert started.nonce is not None
+        params = ExecCancel(exec_id="x", tombstone=False, if_nonce=started.nonce)
+        assert ("exec.cancel", params) in daemon.asked
 
 
 def test_leaving_the_block_leaves_what_has_ended_alone(tmp_path: Path) -> None:

@@ -92,9 +92,8 @@ def started(encoding: Encoding = Encoding.MSGPACK) -> tuple[Session, Codec]:
     answer = StartAnswer(
         exec_id="x", pid=2, created=True, starts=1, oom_score_adj=900, subscription=7
     )
-    assert session.receive(codec.answer(request_id, answer)) == [
-        Answer(request_id, "exec.start", answer)
-    ]
+    events = session.receive(codec.answer(request_id, answer))
+    assert events == [Answer(request_id, "exec.start", answer, session.subscriptions[7])]
     return session, codec
 
 
@@ -102,7 +101,7 @@ def attached(after: Any, streams: Any = ("stdout", "stderr")) -> tuple[Session, 
     session, codec = Session(), Codec(Encoding.MSGPACK)
     params = ExecAttach(exec_id="x", after=after, streams=list(streams))
     request_id, _ = session.request("exec.attach", params)
-    answer = AttachAnswer(subscription=7, state="running", pid=2, first_seq=1, last_seq=9)
+    answer = AttachAnswer(subscription=7, state="running", pid=2, first_seq=1, last_seq=5)
     session.receive(codec.answer(request_id, answer))
     return session, codec
 
@@ -259,6 +258,7 @@ def test_an_error_carries_its_facts() -> None:
     error = RequestError("start_failed", "no such program", stage="exec", errno=2)
     (event,) = session.receive(codec.failure(request_id, error))
     assert isinstance(event, Failure)
+    assert isinstance(event.error, RemoteError)
     assert event.method == "exec.start"
     assert event.error.kind == "start_failed"
     assert (event.error.data.stage, event.error.data.errno) == ("exec", 2)
@@ -275,6 +275,7 @@ def test_an_error_with_the_exit_in_its_data_is_read_with_it() -> None:
         codec.failure(request_id, RequestError("exec_evicted", "gone", exit=exit))
     )
     assert isinstance(event, Failure)
+    assert isinstance(event.error, RemoteError)
     assert event.error.data.exit == exit
 
 

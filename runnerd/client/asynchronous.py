@@ -1,0 +1,471 @@
+"""The async client: the same conversation as the blocking one, on anyio, so on asyncio and trio.
+
+    async with connect() as runner:
+        async with await runner.start(["make"]) as proc:
+            async for record in proc.output():
+                ...
+
+Any number of tasks share one client. A call that is cancelled leaves it usable: its answer is
+thrown away, and a start that is cancelled is undone, whether or not it had arrived. Install
+`runnerd[async]` for anyio; nothing else of this package needs it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from typing import TYPE_CHECKING, Literal, TypeVar
+
+import anyio
+import msgspec
+
+from runnerd import __version__
+from runnerd.protocol.answers import (
+    CancelAnswer,
+    DaemonInfo,
+    ExecInfo,
+    Exit,
+    HelloAnswer,
+    ListAnswer,
+    MetricsAnswer,
+    OutputNote,
+    SignalAnswer,
+    WriteAnswer,
+)
+from runnerd.protocol.framing import Encoding
+from runnerd.protocol.requests import (
+    DaemonDrain,
+    DaemonInfoRequest,
+    DaemonMetrics,
+    DaemonStop,
+    DaemonUndrain,
+    ExecAttach,
+    ExecCancel,
+    ExecForget,
+    ExecInspect,
+    ExecList,
+    ExecStart,
+    ExecWait,
+    Params,
+    Ping,
+)
+
+from .async_execs import AsyncExec
+from .async_link import AsyncLink, Bells
+from .errors import ClientError, ClientTimeout, RemoteError
+from .feeding import StdinFeeder
+from .locate import open_socket
+from .requesting import (
+    BOTH,
+    CALL_TIMEOUT_S,
+    WINDOW_BYTES,
+    Completed,
+    attach_request,
+    opened_by,
+    signal_request,
+    start_request,
+    start_timed_out,
+)
+from .session import Answer, Failure
+from .wire import RECONNECT_S, Options
+
+if TYPE_CHECKING:
+    import os
+    from collections.abc import AsyncIterator, Callable, Sequence
+    from typing import Unpack
+
+    from .errors import StreamLost
+    from .requesting import StartFields, Stream
+    from .routing import Reply
+
+T = TypeVar("T", bound=msgspec.Struct)
+
+
+@contextlib.asynccontextmanager
+async def connect(
+    path: str | os.PathLike[str] | None = None,
+    *,
+    client: str = f"runnerd.client/{__version__}",
+    incarnation: str | None = None,
+    fence: int | Literal["current"] | None = None,
+    encoding: Encoding = Encoding.MSGPACK,
+    timeout_s: float = 10.0,
+    reconnect_s: float = RECONNECT_S,
+    on_lost: Callable[[StreamLost], None] | None = None,
+) -> AsyncIterator[AsyncClient]:
+    """Connect to a daemon for the length of a block; see blocking.connect for all of it.
+
+    At the block's end the connection is closed and everything that runs keeps running, but for
+    what a handle's own block cancels. What the block raises comes out as it is.
+
+    Raises:
+        ConnectFailed: If no socket is there, nobody listens, or it may not be opened.
+        RemoteError: If the daemon refused the hello.
+        ClientTimeout: If it did not answer in time.
+    """
+    options = Options(
+        client=client,
+        incarnation=incarnation,
+        fence=fence,
+        encoding=encoding,
+        reconnect_s=reconnect_s,
+        on_lost=on_lost,
+    )
+    # Connecting to a Unix socket waits only for a full backlog, and then is a typed error soon.
+    link = AsyncLink(*open_socket(path, timeout_s), options)
+    try:
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(link.serve)
+            try:
+                await link.wait_greeted(timeout_s)
+                yield AsyncClient(link)
+            finally:
+                link.end()
+                tasks.cancel_scope.cancel()
+    except BaseExceptionGroup as group:
+        # Only the block itself raises into the group: nobody should have to write except*.
+        if len(group.exceptions) == 1:
+            raise group.exceptions[0] from None
+        raise
+    finally:
+        link.close()
+
+
+class AsyncClient:
+    """One caller's conversation with a daemon; made by connect()."""
+
+    def __init__(self, link: AsyncLink) -> None:
+        self._link = link
+        self._router = link.router
+        self._conversation = link.router.conversation
+
+    @property
+    def hello(self) -> HelloAnswer:
+        """What the daemon said of itself when the present connection, or the last, was opened."""
+        assert self._conversation.hello is not None
+        return self._conversation.hello
+
+    @property
+    def is_open(self) -> bool:
+        """Whether requests can still be made: the connection is there, or being tried for."""
+        return self._conversation.end is None
+
+    # Starting and following execs
+
+    async def start(
+        self,
+        argv: Sequence[str],
+        *,
+        attach: bool = True,
+        streams: Sequence[Stream] = BOTH,
+        window_bytes: int | None = WINDOW_BYTES,
+        timeout_s: float | None = CALL_TIMEOUT_S,
+        **fields: Unpack[StartFields],
+    ) -> AsyncExec:
+        """Start one command; returns once it runs. See blocking.Client.start.
+
+        Cancelled before its answer, the start is undone: an exec.cancel follows it, which ends
+        what it made, or leaves a tombstone that refuses it when it arrives.
+
+        Raises:
+            RemoteError: start_failed with stage and errno; invalid_params; busy; ...
+            ClientTimeout: If no answer came in time.
+        """
+        request = start_request(
+            argv, attach=attach, streams=streams, window_bytes=window_bytes, fields=fields
+        )
+        prepared = self._conversation.prepared(request)
+        nonce_is_ours = request.nonce is None
+        try:
+            return await self._follow(
+                "exec.start", prepared, nonce_is_ours=nonce_is_ours, timeout_s=timeout_s
+            )
+        except ClientTimeout as error:
+            raise start_timed_out(error, prepared) from error
+        except ClientError:
+            raise
+        except BaseException:
+            if nonce_is_ours and self.is_open:
+                self._undo(prepared)
+            raise
+
+    async def attach(
+        self,
+        exec_id: str,
+        *,
+        after: int | Literal["tail"] = 0,
+        streams: Sequence[Stream] = BOTH,
+        window_bytes: int | None = WINDOW_BYTES,
+        timeout_s: float | None = CALL_TIMEOUT_S,
+    ) -> AsyncExec:
+        """Subscribe to an exec that exists; its output is replayed from `after` on.
+
+        Raises:
+            RemoteError: exec_unknown; exec_evicted, with the exit in its data.
+            ClientTimeout: If no answer came in time.
+        """
+        request = attach_request(exec_id, after=after, streams=streams, window_bytes=window_bytes)
+        return await self._follow("exec.attach", request, nonce_is_ours=False, timeout_s=timeout_s)
+
+    async def run(
+        self,
+        argv: Sequence[str],
+        *,
+        input: bytes = b"",  # noqa: A002  # the name subprocess.run gave it
+        **fields: Unpack[StartFields],
+    ) -> Completed:
+        """Run one command to its exit and return what it printed, all of it in memory.
+
+        Cancelled, it cancels the command.
+
+        Args:
+            argv: The program and its arguments.
+            input: What to feed its stdin; empty = /dev/null.
+            fields: The other fields of ExecStart.
+
+        Raises:
+            RemoteError: As start().
+            StreamLost: If the connection was lost for good before the exit.
+        """
+        if input:
+            fields = {"stdin": "pipe", **fields}
+        chunks: dict[str, list[bytes]] = {"stdout": [], "stderr": []}
+        async with await self.start(argv, **fields) as handle:
+            feeder = self.feed(handle, input) if input else StdinFeeder(handle.exec_id)
+            async for record in handle.output():
+                if isinstance(record, OutputNote):
+                    chunks[record.stream].append(record.data)
+                if feeder.error is not None:
+                    raise feeder.error
+            assert handle.exit is not None
+            return Completed(
+                handle.exit,
+                b"".join(chunks["stdout"]),
+                b"".join(chunks["stderr"]),
+                handle.gap_bytes,
+            )
+
+    def feed(self, handle: AsyncExec, data: bytes) -> StdinFeeder:
+        """Feed a new exec's stdin to its end in the background; see blocking.Client.feed."""
+        feeder = StdinFeeder(handle.exec_id)
+        if data:
+            feeder.offer(data)
+        feeder.end()
+        self._feed(feeder)
+        return feeder
+
+    def _feed(self, feeder: StdinFeeder) -> None:
+        def taken(reply: Reply) -> None:
+            if isinstance(reply, Failure):
+                feeder.failed(reply.error)
+            elif isinstance(reply.result, WriteAnswer):
+                feeder.answered(reply.result)
+            self._feed(feeder)
+
+        write = feeder.next_write()
+        if write is not None and self.is_open:
+            self._router.request("exec.write", write, taken)
+
+    # Requests with an answer
+
+    async def wait(
+        self,
+        exec_id: str,
+        *,
+        until: Literal["exited", "closed"] = "exited",
+        timeout_s: float | None = None,
+    ) -> Exit:
+        """Wait for an exec's end; consumes nothing.
+
+        Raises:
+            ClientTimeout: If it has not ended by then; nothing was changed.
+            RemoteError: exec_unknown.
+        """
+        # The daemon keeps the time, so that no wait is left behind there; the client's own is
+        # a second later and only for a daemon that does not answer.
+        patience_s = None if timeout_s is None else max(timeout_s, 0.001)
+        params = ExecWait(exec_id=exec_id, until=until, timeout_s=patience_s)
+        call_s = None if patience_s is None else patience_s + 1
+        try:
+            return await self._ask("exec.wait", params, Exit, call_s)
+        except RemoteError as error:
+            if error.kind == "wait_timeout":
+                raise ClientTimeout(f"'{exec_id}' has not {until} after {timeout_s} s") from error
+            raise
+
+    async def signal(
+        self,
+        exec_id: str,
+        signal: str | int,
+        *,
+        to: Literal["command", "group", "tree"] = "command",
+    ) -> SignalAnswer:
+        """Send one signal to an exec's command, its process group or its whole tree.
+
+        Raises:
+            RemoteError: exec_unknown; exec_ended; not_permitted.
+            Ambiguous: If the connection was lost before the answer: it is never sent twice.
+        """
+        return await self._ask("exec.signal", signal_request(exec_id, signal, to), SignalAnswer)
+
+    async def cancel(
+        self,
+        exec_id: str,
+        *,
+        grace_s: float | None = None,
+        wait: bool = True,
+        tombstone: bool = False,
+        if_nonce: str | None = None,
+    ) -> CancelAnswer:
+        """End an exec and everything it started; see blocking.Client.cancel.
+
+        Raises:
+            RemoteError: exec_unknown, without `tombstone`; not_owner.
+        """
+        params = ExecCancel(
+            exec_id=exec_id,
+            grace_s=grace_s,
+            wait=wait,
+            tombstone=tombstone,
+            if_nonce=if_nonce,
+        )
+        return await self._ask(
+            "exec.cancel", params, CancelAnswer, None if wait else CALL_TIMEOUT_S
+        )
+
+    async def inspect(self, exec_id: str, *, usage: bool = False) -> ExecInfo:
+        """Describe an exec: everything but its environment.
+
+        Raises:
+            RemoteError: exec_unknown.
+        """
+        return await self._ask("exec.inspect", ExecInspect(exec_id=exec_id, usage=usage), ExecInfo)
+
+    async def forget(self, exec_id: str) -> None:
+        """Let go of a finished exec's output and record; its id stays taken, its exit known.
+
+        Raises:
+            RemoteError: exec_unknown; exec_live, if it is not over.
+        """
+        await self.call("exec.forget", ExecForget(exec_id=exec_id), timeout_s=CALL_TIMEOUT_S)
+
+    async def list_execs(
+        self, *, labels: dict[str, str] | None = None, usage: bool = False
+    ) -> list[ExecInfo]:
+        """List all execs known, in order of acceptance, over as many pages as it takes."""
+        found: list[ExecInfo] = []
+        cursor: int | None = None
+        while True:
+            params = ExecList(labels=labels or {}, cursor=cursor, limit=1000, usage=usage)
+            page = await self._ask("exec.list", params, ListAnswer)
+            found += page.execs
+            cursor = page.next_cursor
+            if cursor is None:
+                return found
+
+    async def ping(self) -> None:
+        """Return once the daemon has answered."""
+        await self.call("ping", Ping())
+
+    async def info(self) -> DaemonInfo:
+        """Describe the daemon."""
+        return await self._ask("daemon.info", DaemonInfoRequest(), DaemonInfo)
+
+    async def metrics(self, format: Literal["text", "openmetrics"] = "text") -> MetricsAnswer:  # noqa: A002
+        """Read the daemon's metrics."""
+        return await self._ask("daemon.metrics", DaemonMetrics(format=format), MetricsAnswer)
+
+    async def drain(self) -> None:
+        """Let the daemon take no new work, until undrain()."""
+        await self.call("daemon.drain", DaemonDrain())
+
+    async def undrain(self) -> None:
+        """Let the daemon take new work again."""
+        await self.call("daemon.undrain", DaemonUndrain())
+
+    async def stop(self) -> None:
+        """Stop the daemon; returns when it has begun to, every exec is then being ended."""
+        await self.call("daemon.stop", DaemonStop())
+
+    async def call(
+        self, method: str, params: Params, *, timeout_s: float | None = None
+    ) -> msgspec.Struct:
+        """Make one request and wait for its answer, a struct of the type ANSWERS has for it.
+
+        Raises:
+            RemoteError: If it was refused or failed.
+            Ambiguous: If its connection was lost, and it must not be made again.
+            ClientTimeout: If no answer came within timeout_s; the request may take effect yet.
+            StreamLost: If the connection was lost for good first; likewise.
+        """
+        return await self._call(method, params, lambda _answer: None, timeout_s)
+
+    # Inner workings
+
+    async def _ask(
+        self,
+        method: str,
+        params: Params,
+        kind: type[T],
+        timeout_s: float | None = CALL_TIMEOUT_S,
+    ) -> T:
+        answer = await self.call(method, params, timeout_s=timeout_s)
+        assert isinstance(answer, kind)
+        return answer
+
+    async def _follow(
+        self,
+        method: str,
+        request: ExecStart | ExecAttach,
+        *,
+        nonce_is_ours: bool,
+        timeout_s: float | None,
+    ) -> AsyncExec:
+        handles: list[AsyncExec] = []
+
+        def opened(answer: msgspec.Struct) -> None:
+            # While the answer is handed out and not after: its first records may stand in the
+            # same bytes.
+            made = opened_by(request, answer, nonce_is_ours=nonce_is_ours)
+            handles.append(AsyncExec(self, self._link, made))
+
+        try:
+            await self._call(method, request, opened, timeout_s)
+        except BaseException:
+            for handle in handles:
+                handle.detach()
+            raise
+        return handles[0]
+
+    async def _call(
+        self,
+        method: str,
+        params: Params,
+        opened: Callable[[msgspec.Struct], None],
+        timeout_s: float | None,
+    ) -> msgspec.Struct:
+        replies: list[Reply] = []
+        bells = Bells()
+
+        def taken(reply: Reply) -> None:
+            replies.append(reply)
+            if isinstance(reply, Answer):
+                opened(reply.result)
+            bells.ring()
+
+        request_id = self._router.request(method, params, taken)
+        try:
+            await self._link.wait(bells, lambda: replies, timeout_s, f"the answer to {method}")
+        except BaseException:
+            self._router.abandon(request_id)
+            raise
+        reply = replies[0]
+        if isinstance(reply, Failure):
+            raise reply.error
+        return reply.result
+
+    def _undo(self, started: ExecStart) -> None:
+        assert started.exec_id is not None
+        params = ExecCancel(
+            exec_id=started.exec_id, if_nonce=started.nonce, wait=False, tombstone=True
+        )
+        self._router.request("exec.cancel", params, lambda _reply: None)

@@ -1,0 +1,534 @@
+"""What outlives a connection: requests until they are answered, subscriptions until they close.
+
+Sans-IO and without a clock, as a Session is, and over any number of Sessions one after the other:
+opened() begins a connection, lost() ends it, and everything between is bytes in, events out. Who
+drives it (link.py, async_link.py) only moves bytes and decides when to connect again.
+
+Rule 1: a request keeps its id over connections, and is answered once: by the daemon, or at a loss
+by Ambiguous where it must not be repeated. repeating.py has the rules.
+Rule 2: a subscription keeps its number over connections. It is resumed after the last sequence
+received, under the same subscriber name and the next generation, and with the same checks going
+on. What cannot be resumed is an Unfollowed event: never an exit, never silence.
+Rule 3: every hello after the first names the incarnation. Another one ends the conversation as
+DaemonRestarted, before any effect.
+Rule 4: every start has an exec_id, a nonce and a horizon, so that it can be repeated.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Final, Literal, TypeVar
+
+import msgspec
+
+from runnerd.protocol.answers import (
+    AttachAnswer,
+    ClosedNote,
+    Empty,
+    HelloAnswer,
+    OutputNote,
+    StartAnswer,
+    StoppingNote,
+    SupersededNote,
+)
+from runnerd.protocol.framing import Encoding
+from runnerd.protocol.requests import (
+    PROTOCOL_VERSIONS,
+    Attach,
+    ExecAck,
+    ExecAttach,
+    ExecDetach,
+    ExecStart,
+    Hello,
+)
+
+from .errors import (
+    Ambiguous,
+    ClientError,
+    DaemonRestarted,
+    ProtocolViolation,
+    RemoteError,
+    StreamLost,
+)
+from .repeating import REPEATS, Repeat, may_repeat
+from .session import Answer, Event, Failure, Session, SubscriptionNote
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from runnerd.protocol.requests import Params
+
+    from .subscription import Subscription
+
+# What may wait on the client for one exec while others are read. With a window the daemon
+# stops sending long before; without one this is where an exec is detached.
+QUEUE_BYTES_MAX: Final = 8 * 1024 * 1024
+
+_NOBODY: Final = 0  # the daemon numbers subscriptions from 1
+
+
+class Unfollowed(msgspec.Struct, frozen=True):
+    """A subscription could not be resumed: the rest of the output does not come.
+
+    Attributes:
+        subscription: Whose.
+        exec_id: The exec.
+        error: Why, with the exit in its data where it is known.
+    """
+
+    subscription: int
+    exec_id: str
+    error: ClientError
+
+
+Occurrence = Event | Unfollowed
+
+_Attach = TypeVar("_Attach", Attach, ExecAttach)
+
+
+class _Asked:
+    """A request without an answer so far."""
+
+    def __init__(self, method: str, params: Params) -> None:
+        self.method = method
+        self.params = params
+        self.ends_at_bytes: int | None = None  # in this connection's outgoing stream
+        self.is_abandoned = False
+
+
+class _Followed:
+    """A subscription, over the connections it has had."""
+
+    def __init__(self, checks: Subscription, attach: Attach | ExecAttach, generation: int) -> None:
+        self.checks = checks
+        self.subscriber = attach.subscriber
+        self.generation = generation
+        self.window_bytes = attach.window_bytes
+        self.wire_number: int | None = None
+        self.is_resuming = False
+        self.unacknowledged: dict[int, int] = {}  # bytes by sequence, oldest first
+        self.unacknowledged_bytes = 0
+
+    @property
+    def may_resume(self) -> bool:
+        """Whether what its reader has yet to take leaves room for a new window."""
+        return self.unacknowledged_bytes + (self.window_bytes or 0) <= QUEUE_BYTES_MAX
+
+    def took_in(self, note: OutputNote) -> None:
+        if self.window_bytes is not None:
+            self.unacknowledged[note.seq] = len(note.data)
+            self.unacknowledged_bytes += len(note.data)
+
+    def acknowledged(self, seq: int) -> None:
+        while self.unacknowledged and (oldest := next(iter(self.unacknowledged))) <= seq:
+            self.unacknowledged_bytes -= self.unacknowledged.pop(oldest)
+
+
+class Conversation:
+    """One client's conversation with one incarnation of a daemon.
+
+    Args:
+        client: Who is calling, for the daemon's log.
+        incarnation: The daemon start expected, None = whichever answers first.
+        fence: The owner's, said in every hello; see Hello.
+        encoding: How messages are written.
+        mint: Returns a new secret word of 32 characters of 0-9 a-f, for ids, nonces and names.
+
+    Attributes:
+        hello: What the daemon said of itself, last; None before the first.
+        starts: The highest number of starts the daemon has told of: the next start's horizon.
+        is_greeted: Whether there is a connection whose hello was answered.
+        is_turned_away: Whether this connection's hello was refused, but another's may not be.
+        end: Why nothing can be asked or told any more, once that is so.
+    """
+
+    def __init__(
+        self,
+        *,
+        mint: Callable[[], str],
+        client: str | None = None,
+        incarnation: str | None = None,
+        fence: int | Literal["current"] | None = None,
+        encoding: Encoding = Encoding.MSGPACK,
+    ) -> None:
+        self.hello: HelloAnswer | None = None
+        self.starts = 0
+        self.end: ClientError | None = None
+        self._client = client
+        self._incarnation = incarnation
+        self._fence: int | Literal["current"] | None = fence
+        self._encoding = encoding
+        self._mint = mint
+        self._name = f"c-{mint()[:16]}"
+        self._is_stopping = False
+        self._last_id = 0
+        self._last_number = 0
+        self._names = 0
+        self._asked: dict[int, _Asked] = {}
+        self._followed: dict[int, _Followed] = {}
+        self._disconnect()
+
+    def _disconnect(self) -> None:
+        self.is_greeted = False
+        self.is_turned_away = False
+        self._session: Session | None = None
+        self._hello_id = 0
+        self._wire_ids: dict[int, int] = {}
+        self._resuming: dict[int, int] = {}
+        self._numbers: dict[int, int] = {}
+        self._unsent = bytearray()
+        self._queued_bytes = 0
+        self._sent_bytes = 0
+
+    # The outgoing bytes
+
+    @property
+    def unsent(self) -> bytearray:
+        """What is to be handed to the socket next; say sent() of what it took."""
+        return self._unsent
+
+    def sent(self, count_bytes: int) -> None:
+        """Take that the first `count_bytes` of `unsent` were handed over."""
+        del self._unsent[:count_bytes]
+        self._sent_bytes += count_bytes
+
+    def _queue(self, framed: bytes) -> int:
+        self._unsent += framed
+        self._queued_bytes += len(framed)
+        return self._queued_bytes
+
+    # Requests
+
+    def prepared(self, params: ExecStart) -> ExecStart:
+        """Return a start that can be repeated: with an id, a nonce, a horizon, a subscriber."""
+        attach = params.attach
+        if attach is not None:
+            attach = msgspec.structs.replace(
+                attach,
+                subscriber=attach.subscriber or self._next_name(),
+                generation=attach.generation or 1,
+            )
+        horizon = self.starts if params.horizon is None else params.horizon
+        return msgspec.structs.replace(
+            params,
+            exec_id=params.exec_id or f"x-{self._mint()[:16]}",
+            nonce=params.nonce or self._mint(),
+            horizon=horizon,
+            attach=attach,
+        )
+
+    def request(self, method: str, params: Params) -> int:
+        """Make a request; it is sent at once or, without a connection, on the next one.
+
+        Args:
+            method: A key of METHODS, but for hello.
+            params: Of the type METHODS has for it. A subscription in it is one of this
+                conversation's numbers.
+
+        Returns:
+            Its id, by which its answer or failure is told.
+
+        Raises:
+            RemoteError: If a text in it is no UTF-8, as the daemon would refuse it.
+            ClientError: `end`, if the conversation is over.
+        """
+        if self.end is not None:
+            raise self.end
+        if isinstance(params, ExecStart):
+            params = self.prepared(params)
+        elif isinstance(params, ExecAttach):
+            name = params.subscriber or self._next_name()
+            generation = params.generation or 1
+            params = msgspec.structs.replace(params, subscriber=name, generation=generation)
+        asked = _Asked(method, params)
+        if self.is_greeted:
+            self._send(self._last_id + 1, asked)
+        self._last_id += 1
+        self._asked[self._last_id] = asked
+        return self._last_id
+
+    def _next_name(self) -> str:
+        self._names += 1
+        return f"{self._name}.{self._names}"
+
+    def _send(self, own_id: int, asked: _Asked) -> None:
+        assert self._session is not None
+        params = asked.params
+        if isinstance(params, (ExecDetach, ExecAck)):
+            followed = self._followed.get(params.subscription)
+            wire_number = None if followed is None else followed.wire_number
+            params = msgspec.structs.replace(params, subscription=wire_number or _NOBODY)
+        wire_id, framed = self._session.request(asked.method, params)
+        self._wire_ids[wire_id] = own_id
+        asked.ends_at_bytes = self._queue(framed)
+        if isinstance(asked.params, ExecDetach):
+            self._forget(asked.params.subscription)
+
+    def abandon(self, request_id: int) -> bool:
+        """Stop caring for a request: it is not sent later, nor again.
+
+        Returns:
+            Whether its answer may still be told; not where it was never sent.
+        """
+        asked = self._asked.get(request_id)
+        if asked is None:
+            return False
+        asked.is_abandoned = True
+        if asked.ends_at_bytes is None:
+            del self._asked[request_id]
+            return False
+        return True
+
+    def ack(self, subscription: int, seq: int) -> None:
+        """Acknowledge a subscription's output up to a sequence."""
+        followed = self._followed.get(subscription)
+        if followed is None:
+            return
+        followed.acknowledged(seq)
+        if not self.is_greeted:
+            return
+        assert self._session is not None
+        if followed.wire_number is not None:
+            self._queue(self._session.ack(followed.wire_number, seq))
+        elif not followed.is_resuming:
+            self._resume(subscription, followed)
+
+    def detach(self, subscription: int) -> None:
+        """End a subscription: nothing of it is told any more."""
+        followed = self._forget(subscription)
+        if followed is None or followed.wire_number is None or self._session is None:
+            return
+        wire_id, framed = self._session.request(
+            "exec.detach", ExecDetach(subscription=followed.wire_number)
+        )
+        self._resuming[wire_id] = _NOBODY
+        self._queue(framed)
+
+    def _forget(self, subscription: int) -> _Followed | None:
+        followed = self._followed.pop(subscription, None)
+        if followed is not None and followed.wire_number is not None:
+            self._numbers.pop(followed.wire_number, None)
+        return followed
+
+    # Connections
+
+    def opened(self) -> None:
+        """Begin a connection: the hello is queued, all else waits for its answer."""
+        assert self._session is None
+        assert self.end is None
+        self._session = Session(self._encoding)
+        hello = Hello(
+            protocol=[*PROTOCOL_VERSIONS],
+            client=self._client,
+            incarnation=self._incarnation,
+            fence=self._fence,
+        )
+        self._hello_id, framed = self._session.request("hello", hello)
+        self._queue(framed)
+
+    def receive(self, data: bytes | bytearray | memoryview) -> list[Occurrence]:
+        """Take bytes of the connection; not empty, its end is told by lost().
+
+        Returns:
+            What they complete, in order. `end` may be set afterwards: what is returned came
+            before it.
+        """
+        assert self._session is not None
+        try:
+            events = self._session.receive(data)
+        except ProtocolViolation as violation:
+            events = violation.events
+            self.end = violation
+        return [told for event in events for told in self._take(event)]
+
+    def lost(self) -> list[Occurrence]:
+        """End the connection; afterwards `opened` may begin the next one.
+
+        Returns:
+            The answers of requests that are over with it, in the order made.
+        """
+        sent_bytes = self._sent_bytes
+        self._disconnect()
+        for followed in self._followed.values():
+            followed.wire_number = None
+            followed.is_resuming = False
+        told: list[Occurrence] = []
+        for own_id, asked in [*self._asked.items()]:
+            was_sent = asked.ends_at_bytes is not None and asked.ends_at_bytes <= sent_bytes
+            asked.ends_at_bytes = None
+            event = self._fate(own_id, asked, was_sent=was_sent)
+            if event is not None:
+                del self._asked[own_id]
+                told.append(event)
+        if self._is_stopping and self.end is None:
+            self.end = self.lost_error()
+        return told
+
+    def _fate(self, own_id: int, asked: _Asked, *, was_sent: bool) -> Event | None:
+        if REPEATS[asked.method] is Repeat.MOOT:
+            return Answer(own_id, asked.method, Empty())
+        if not was_sent and not asked.is_abandoned:
+            return None
+        if asked.is_abandoned or not may_repeat(asked.method, asked.params):
+            error = Ambiguous(asked.method, getattr(asked.params, "exec_id", None))
+            return Failure(own_id, asked.method, error)
+        if isinstance(asked.params, ExecAttach):
+            asked.params = _next_generation(asked.params)
+        elif isinstance(asked.params, ExecStart) and asked.params.attach is not None:
+            attach = _next_generation(asked.params.attach)
+            asked.params = msgspec.structs.replace(asked.params, attach=attach)
+        return None
+
+    def lost_error(self) -> StreamLost:
+        """Say what is lost if no further connection comes."""
+        exec_ids, methods = self._open_ends()
+        if exec_ids:
+            what = f"stream ended without the exit of {', '.join(exec_ids)}"
+        elif methods:
+            what = f"stream ended without the answer to {', '.join(methods)}"
+        elif self.hello is None:
+            what = "stream ended without the answer to hello"
+        else:
+            what = "the daemon ended the connection"
+        return StreamLost(what, exec_ids=exec_ids, methods=methods)
+
+    def _open_ends(self) -> tuple[list[str], list[str]]:
+        checks = [followed.checks for followed in self._followed.values()]
+        exec_ids = [each.exec_id for each in checks if not each.has_exited]
+        return exec_ids, [asked.method for asked in self._asked.values()]
+
+    # What comes in
+
+    def _take(self, event: Event) -> list[Occurrence]:
+        if isinstance(event, Answer):
+            return self._take_answer(event)
+        if isinstance(event, Failure):
+            return self._take_failure(event)
+        if isinstance(event, StoppingNote):
+            self._is_stopping = True
+            return [event]
+        return self._take_note(event)
+
+    def _take_answer(self, answer: Answer) -> list[Occurrence]:
+        result = answer.result
+        if answer.request_id == self._hello_id:
+            assert isinstance(result, HelloAnswer)
+            return self._greet(result)
+        if answer.request_id in self._resuming:
+            number = self._resuming.pop(answer.request_id)
+            if isinstance(result, AttachAnswer):
+                self._resumed(number, result.subscription)
+            return []
+        own_id = self._wire_ids.pop(answer.request_id)
+        asked = self._asked.pop(own_id)
+        if isinstance(result, StartAnswer):
+            self.starts = max(self.starts, result.starts)
+        if isinstance(result, (StartAnswer, AttachAnswer)) and answer.opened is not None:
+            assert result.subscription is not None
+            result.subscription = self._opened_by(asked.params, answer.opened, result.subscription)
+        return [Answer(own_id, answer.method, result)]
+
+    def _opened_by(self, params: Params, checks: Subscription, wire_number: int) -> int:
+        attach = params.attach if isinstance(params, ExecStart) else params
+        assert isinstance(attach, (Attach, ExecAttach))
+        followed = _Followed(checks, attach, attach.generation or 1)
+        self._last_number += 1
+        self._followed[self._last_number] = followed
+        followed.wire_number = wire_number
+        self._numbers[wire_number] = self._last_number
+        return self._last_number
+
+    def _resumed(self, number: int, wire_number: int) -> None:
+        followed = self._followed.get(number)
+        if followed is None:
+            # Detached while its resumption was under way.
+            assert self._session is not None
+            wire_id, framed = self._session.request(
+                "exec.detach", ExecDetach(subscription=wire_number)
+            )
+            self._resuming[wire_id] = _NOBODY
+            self._queue(framed)
+            return
+        followed.is_resuming = False
+        followed.wire_number = wire_number
+        self._numbers[wire_number] = number
+
+    def _take_failure(self, failure: Failure) -> list[Occurrence]:
+        if failure.request_id == self._hello_id or (
+            # Without an id where the daemon did not even wait for the hello.
+            failure.request_id is None and not self.is_greeted
+        ):
+            self._refused(failure.error)
+            return []
+        if failure.request_id is None:
+            return [failure]
+        if failure.request_id in self._resuming:
+            number = self._resuming.pop(failure.request_id)
+            followed = self._forget(number)
+            if followed is None:
+                return []
+            return [Unfollowed(number, followed.checks.exec_id, failure.error)]
+        own_id = self._wire_ids.pop(failure.request_id)
+        del self._asked[own_id]
+        return [Failure(own_id, failure.method, failure.error)]
+
+    def _take_note(self, note: SubscriptionNote) -> list[Occurrence]:
+        number = self._numbers.get(note.subscription)
+        if number is None:
+            return []  # detached: what was under way is no news
+        followed = self._followed[number]
+        note.subscription = number
+        if isinstance(note, OutputNote):
+            followed.took_in(note)
+        elif isinstance(note, (ClosedNote, SupersededNote)):
+            self._forget(number)
+        return [note]
+
+    def _greet(self, hello: HelloAnswer) -> list[Occurrence]:
+        self.hello = hello
+        self._incarnation = hello.incarnation
+        self.starts = max(self.starts, hello.starts)
+        self.is_greeted = True
+        for number, followed in self._followed.items():
+            self._resume(number, followed)
+        told: list[Occurrence] = []
+        for own_id, asked in [*self._asked.items()]:
+            try:
+                self._send(own_id, asked)
+            except RemoteError as error:
+                del self._asked[own_id]
+                told.append(Failure(own_id, asked.method, error))
+        return told
+
+    def _resume(self, number: int, followed: _Followed) -> None:
+        if not followed.may_resume:
+            return  # once its reader has taken some: ack() looks again
+        assert self._session is not None
+        followed.generation += 1
+        followed.is_resuming = True
+        checks = followed.checks
+        params = ExecAttach(
+            exec_id=checks.exec_id,
+            after=checks.last_seq,
+            streams=checks.streams,  # type: ignore[arg-type]
+            subscriber=followed.subscriber,
+            generation=followed.generation,
+            window_bytes=followed.window_bytes,
+        )
+        wire_id, framed = self._session.request("exec.attach", params, resumes=checks)
+        self._resuming[wire_id] = number
+        self._queue(framed)
+
+    def _refused(self, error: ClientError) -> None:
+        if self.hello is None:
+            self.end = error
+        elif error.kind == "incarnation_changed":
+            assert self._incarnation is not None
+            exec_ids, methods = self._open_ends()
+            self.end = DaemonRestarted(self._incarnation, exec_ids=exec_ids, methods=methods)
+        elif not (isinstance(error, RemoteError) and error.data.retryable):
+            self.end = error
+        self.is_turned_away = True
+
+
+def _next_generation(attach: _Attach) -> _Attach:
+    return msgspec.structs.replace(attach, generation=(attach.generation or 1) + 1)

@@ -1,0 +1,147 @@
+"""Who gets what: a conversation's events, each handed to whoever asked for it. No I/O.
+
+An answer goes to its request's taker, a record to its subscription's follower, all else to
+`events`. So one connection carries any number of execs, and whoever waits moves all of them on.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from typing import TYPE_CHECKING
+
+from runnerd.protocol.answers import (
+    AttachAnswer,
+    ClosedNote,
+    OutputNote,
+    StartAnswer,
+    StoppingNote,
+    SupersededNote,
+)
+
+from .conversation import QUEUE_BYTES_MAX, Conversation, Occurrence, Unfollowed
+from .errors import ClientError, OutputOverflow
+from .session import Answer, Failure, SubscriptionNote
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from runnerd.protocol.requests import Params
+
+    Record = SubscriptionNote | Unfollowed
+    Reply = Answer | Failure
+
+
+class Router:
+    """A conversation's takers and followers.
+
+    Args:
+        conversation: What is asked and told; driven through this object alone.
+        flush: Called after anything was queued to be sent.
+
+    Attributes:
+        events: What nobody in particular asked for, oldest first.
+    """
+
+    def __init__(self, conversation: Conversation, flush: Callable[[], None]) -> None:
+        self.conversation = conversation
+        self.events: deque[Occurrence] = deque()
+        self._flush = flush
+        self._takers: dict[int, Callable[[Reply], None]] = {}
+        self._followers: dict[int, Callable[[Record], None]] = {}
+        self._detached: set[int] = set()
+        self._events_bytes = 0
+
+    def request(
+        self, method: str, params: Params, taker: Callable[[Reply], None] | None = None
+    ) -> int:
+        """Make a request, sent as soon as the connection allows.
+
+        Args:
+            method: A key of METHODS.
+            params: Of the type METHODS has for it.
+            taker: Gets the answer or failure; None = it goes to `events`.
+
+        Returns:
+            The request's id.
+        """
+        request_id = self.conversation.request(method, params)
+        if taker is not None:
+            self._takers[request_id] = taker
+        self._flush()
+        return request_id
+
+    def abandon(self, request_id: int) -> None:
+        """Have a late answer thrown away; a subscription it opened is detached."""
+        if request_id in self._takers:
+            self._takers[request_id] = self._throw_away
+            if not self.conversation.abandon(request_id):
+                del self._takers[request_id]
+
+    def follow(self, subscription: int, follower: Callable[[Record], None]) -> None:
+        """Hand a subscription's records to `follower`, until it is closed or detached."""
+        self._followers[subscription] = follower
+
+    def detach(self, subscription: int) -> None:
+        """End a subscription, without waiting for the answer; nothing of it is told any more."""
+        self._followers.pop(subscription, None)
+        self._detached.add(subscription)
+        if self.conversation.end is None:
+            self.conversation.detach(subscription)
+            self._flush()
+
+    def ack(self, subscription: int, seq: int) -> None:
+        """Acknowledge a subscription's output up to a sequence."""
+        if self.conversation.end is None:
+            self.conversation.ack(subscription, seq)
+            self._flush()
+
+    def hand_out(self, events: list[Occurrence]) -> None:
+        """Give each event to whom it belongs."""
+        # Records of one detached on the way may stand among the rest of these, and only of these.
+        self._detached.clear()
+        for event in events:
+            self._hand_out(event)
+
+    def _hand_out(self, event: Occurrence) -> None:
+        if isinstance(event, (Answer, Failure)):
+            taker = None if event.request_id is None else self._takers.pop(event.request_id, None)
+            if taker is not None:
+                taker(event)
+                return
+        elif not isinstance(event, StoppingNote):
+            follower = self._followers.get(event.subscription)
+            if isinstance(event, (ClosedNote, SupersededNote, Unfollowed)):
+                self._followers.pop(event.subscription, None)
+            if follower is not None:
+                follower(event)
+                return
+            if event.subscription in self._detached:
+                return
+        self._keep(event)
+
+    def _keep(self, event: Occurrence) -> None:
+        self.events.append(event)
+        if isinstance(event, OutputNote):
+            self._events_bytes += len(event.data)
+            if self._events_bytes > QUEUE_BYTES_MAX:
+                self.detach(event.subscription)
+                raise OutputOverflow(event.exec_id, event.seq, QUEUE_BYTES_MAX)
+
+    def take_events(self) -> list[Occurrence]:
+        """Return and forget what nobody in particular asked for."""
+        taken = [*self.events]
+        self.events.clear()
+        self._events_bytes = 0
+        return taken
+
+    def close(self) -> None:
+        """End the conversation; every later use raises. Everything that runs keeps running."""
+        if self.conversation.end is None:
+            self.conversation.end = ClientError(
+                "the client was closed", preserved="what runs keeps running"
+            )
+
+    def _throw_away(self, reply: Reply) -> None:
+        result = reply.result if isinstance(reply, Answer) else None
+        if isinstance(result, (StartAnswer, AttachAnswer)) and result.subscription is not None:
+            self.detach(result.subscription)

@@ -1,0 +1,218 @@
+"""The socket under a conversation: moves bytes, never waits, and says when it wants to go on.
+
+Both clients drive it alike: wait until the socket is readable, or writable where wants_write, or
+`wake_at_s` has come; then step(). Every byte is counted as handed over exactly when the kernel
+has taken it, which is what never-sent and ambiguous are told apart by.
+"""
+
+from __future__ import annotations
+
+import os
+import socket
+from typing import TYPE_CHECKING, Final, Literal
+
+from .conversation import Conversation
+from .locate import reopen_socket
+from .repeating import Patience
+from .routing import Router
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from runnerd.protocol.framing import Encoding
+
+    from .errors import StreamLost
+
+_READ_BYTES: Final = 256 * 1024
+
+# A daemon answers hello in milliseconds, or says no. One that does neither is as good as gone.
+HELLO_S: Final = 10.0
+
+RECONNECT_S: Final = 60.0
+
+
+class Options:
+    """How a client behaves over its connections.
+
+    Args:
+        client: Who is calling, for the daemon's log.
+        incarnation: The daemon start expected.
+        fence: The owner's, said in every hello.
+        encoding: How messages are written.
+        reconnect_s: How long to try for another connection, in seconds; 0 = never.
+        on_lost: Called when a connection is lost and another one is going to be tried for.
+    """
+
+    def __init__(
+        self,
+        *,
+        client: str,
+        incarnation: str | None,
+        fence: int | Literal["current"] | None,
+        encoding: Encoding,
+        reconnect_s: float,
+        on_lost: Callable[[StreamLost], None] | None,
+    ) -> None:
+        self.client = client
+        self.incarnation = incarnation
+        self.fence = fence
+        self.encoding = encoding
+        self.reconnect_s = reconnect_s
+        self.on_lost = on_lost
+
+
+class Wire:
+    """One client's sockets, one after the other.
+
+    Args:
+        connection: The first, connected; the wire owns and closes it.
+        path: Where the next ones are opened.
+        options: See Options.
+
+    Attributes:
+        router: What is asked and told over it.
+        socket: The present connection, None between two.
+    """
+
+    def __init__(self, connection: socket.socket, path: str, options: Options) -> None:
+        connection.setblocking(False)
+        self.socket: socket.socket | None = connection
+        self._path = path
+        self._options = options
+        self._conversation = Conversation(
+            mint=lambda: os.urandom(16).hex(),
+            client=options.client,
+            incarnation=options.incarnation,
+            fence=options.fence,
+            encoding=options.encoding,
+        )
+        self.router = Router(self._conversation, self.send_some)
+        self._patience = Patience(options.reconnect_s, _jitter)
+        self._hello_by_s: float | None = None
+        self._is_write_broken = False
+        self._buffer = bytearray(_READ_BYTES)
+        self._conversation.opened()
+
+    @property
+    def unsent_bytes(self) -> int:
+        """Bytes the socket has not taken yet."""
+        return len(self._conversation.unsent)
+
+    @property
+    def wants_write(self) -> bool:
+        """Whether to wait for the socket to be writable too."""
+        return self.unsent_bytes > 0 and not self._is_write_broken
+
+    @property
+    def wake_at_s(self) -> float | None:
+        """When to step at the latest, on the clock step() is given; None = whenever it is ready."""
+        return self._patience.next_at_s if self.socket is None else self._hello_by_s
+
+    def close(self) -> None:
+        """Close it; every later use of the router raises."""
+        self.router.close()
+        self._drop_socket()
+
+    def step(self, now_s: float) -> bool:
+        """Connect if it is time to, send what the socket takes, read once, hand out what came.
+
+        Args:
+            now_s: Monotonic seconds.
+
+        Returns:
+            Whether anything moved on: something was read, or a connection came or went. After a
+            False there is nothing to do before the socket is ready or `wake_at_s` has come.
+        """
+        if self._conversation.end is not None:
+            self._drop_socket()
+            return False
+        if self.socket is None:
+            return self._connect(now_s)
+        if self._hello_by_s is not None and now_s >= self._hello_by_s:
+            self._lose(now_s)
+            return True
+        self.send_some()
+        return self._read_some(now_s)
+
+    def send_some(self) -> None:
+        """Send what the socket takes now."""
+        unsent = self._conversation.unsent
+        while unsent and self.socket is not None and not self._is_write_broken:
+            try:
+                sent_bytes = self.socket.send(unsent)
+            except BlockingIOError:
+                return
+            except OSError:
+                # The daemon is gone, or going. What it still had to say is read first; the
+                # stream's end then tells what is lost.
+                self._is_write_broken = True
+                return
+            self._conversation.sent(sent_bytes)
+
+    def _read_some(self, now_s: float) -> bool:
+        assert self.socket is not None
+        try:
+            count_bytes = self.socket.recv_into(self._buffer)
+        except BlockingIOError:
+            return False
+        except ConnectionResetError:
+            # Not the end of what was said: Linux reports it once, then goes on with the rest.
+            return self._read_some(now_s)
+        if not count_bytes:
+            self._lose(now_s)
+            return True
+        was_greeted = self._conversation.is_greeted
+        events = self._conversation.receive(memoryview(self._buffer)[:count_bytes])
+        if self._conversation.is_greeted and not was_greeted:
+            self._hello_by_s = None
+            self._patience.greeted()
+        self.router.hand_out(events)
+        if self._conversation.is_turned_away and self._conversation.end is None:
+            self._lose(now_s)
+        self.send_some()
+        return True
+
+    def _connect(self, now_s: float) -> bool:
+        assert self._patience.next_at_s is not None
+        if now_s < self._patience.next_at_s:
+            return False
+        try:
+            self.socket = reopen_socket(self._path)
+        except (FileNotFoundError, ConnectionRefusedError):
+            self._patience.refused(now_s)
+        except OSError:  # a full backlog, no descriptor: not the end of anything
+            self._patience.lost(now_s)
+        else:
+            self._hello_by_s = now_s + HELLO_S
+            self._conversation.opened()
+            self.send_some()
+            return True
+        self._give_up_if_over()
+        return True
+
+    def _lose(self, now_s: float) -> None:
+        lost = self._conversation.lost_error()
+        self._drop_socket()
+        was_greeted = self._conversation.is_greeted
+        events = self._conversation.lost()
+        self._patience.lost(now_s)
+        self._give_up_if_over(lost)
+        if self._conversation.end is None and was_greeted and self._options.on_lost is not None:
+            self._options.on_lost(lost)
+        self.router.hand_out(events)
+
+    def _give_up_if_over(self, lost: StreamLost | None = None) -> None:
+        if self._patience.next_at_s is None and self._conversation.end is None:
+            self._conversation.end = lost or self._conversation.lost_error()
+
+    def _drop_socket(self) -> None:
+        self._hello_by_s = None
+        self._is_write_broken = False
+        if self.socket is not None:
+            self.socket.close()
+            self.socket = None
+
+
+def _jitter() -> float:
+    # Not from random, whose import takes a millisecond of every command line.
+    return int.from_bytes(os.urandom(6), "big") / 2**48

@@ -1,0 +1,219 @@
+"""The async client against a real daemon, on asyncio and on trio."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import anyio
+import pytest
+
+from runnerd.client.asynchronous import connect
+from runnerd.client.errors import ClientError, ClientTimeout, ConnectFailed, RemoteError
+from runnerd.protocol.answers import OutputNote
+from tests.harness import is_alive
+
+if TYPE_CHECKING:
+    from collections.abc import Awaitable, Callable
+    from pathlib import Path
+
+    from runnerd.client.async_execs import AsyncExec
+    from runnerd.client.asynchronous import AsyncClient
+    from tests.harness import RunnerdProcess
+
+    OnBoth = Callable[[Callable[[AsyncClient], Awaitable[None]]], None]
+
+BACKENDS = ["asyncio", "trio"]
+
+
+@pytest.fixture(params=BACKENDS)
+def on_both(request: pytest.FixtureRequest, runnerd_daemon: RunnerdProcess) -> OnBoth:
+    """Run a test's body with a client, within a minute."""
+
+    def run(body: Callable[[AsyncClient], Awaitable[None]]) -> None:
+        async def main() -> None:
+            with anyio.fail_after(60):
+                async with connect(runnerd_daemon.socket_path) as runner:
+                    await body(runner)
+
+        anyio.run(main, backend=request.param)
+
+    return run
+
+
+async def text_of(handle: AsyncExec) -> bytes:
+    return b"".join([note.data async for note in handle.output() if isinstance(note, OutputNote)])
+
+
+async def live(runner: AsyncClient) -> set[str]:
+    return {each.exec_id for each in await runner.list_execs() if each.exit is None}
+
+
+def test_a_command_runs_and_its_output_and_exit_come_back(on_both: OnBoth) -> None:
+    async def body(runner: AsyncClient) -> None:
+        proc = await runner.start(["sh", "-c", "printf 'a\\0\\377'; exit 7"])
+        assert await text_of(proc) == b"a\0\xff"
+        assert (await proc.wait()).code == 7
+
+    on_both(body)
+
+
+def test_run_feeds_input_and_returns_both_streams(on_both: OnBoth) -> None:
+    async def body(runner: AsyncClient) -> None:
+        data = bytes(range(256)) * 20_000
+        done = await runner.run(["sh", "-c", "cat; echo err >&2"], input=data, sha256=True)
+        assert (done.stdout, done.stderr, done.exit.code) == (data, b"err\n", 0)
+
+    on_both(body)
+
+
+def test_many_tasks_share_one_connection(on_both: OnBoth) -> None:
+    async def body(runner: AsyncClient) -> None:
+        done: list[int] = []
+
+        async def one(at: int) -> None:
+            text = (await runner.run(["seq", str(at), str(at + 4000)])).stdout
+            assert text.split() == [b"%d" % n for n in range(at, at + 4001)]
+            done.append(at)
+
+        async with anyio.create_task_group() as tasks:
+            for at in range(20):
+                tasks.start_soon(one, at)
+        assert sorted(done) == list(range(20))
+
+    on_both(body)
+
+
+def test_output_that_nobody_takes_holds_up_no_other(on_both: OnBoth) -> None:
+    async def body(runner: AsyncClient) -> None:
+        async with await runner.start(["yes"]) as stuck:
+            for _ in range(5):
+                assert (await runner.run(["echo", "x"])).stdout == b"x\n"
+        assert stuck.exit is not None
+        assert stuck.exit.reason == "cancelled"
+
+    on_both(body)
+
+
+def test_the_command_waits_for_the_reader_and_every_byte_comes(on_both: OnBoth) -> None:
+    async def body(runner: AsyncClient) -> None:
+        proc = await runner.start(["head", "-c", "5000000", "/dev/zero"], window_bytes=65536)
+        assert len(await text_of(proc)) == 5_000_000
+
+    on_both(body)
+
+
+def test_stdin_is_written_by_tasks_in_turn(on_both: OnBoth) -> None:
+    async def body(runner: AsyncClient) -> None:
+        async with await runner.start(["cat"], stdin="pipe") as proc:
+            async with anyio.create_task_group() as tasks:
+                for at in range(10):
+                    tasks.start_soon(proc.write, b"%d" % at * 10_000)
+            await proc.close_stdin()
+            text = await text_of(proc)
+        runs = {text[at : at + 10_000] for at in range(0, 100_000, 10_000)}
+        assert runs == {b"%d" % at * 10_000 for at in range(10)}
+
+    on_both(body)
+
+
+def test_a_cancelled_write_is_the_last_of_its_handle(on_both: OnBoth) -> None:
+    async def body(runner: AsyncClient) -> None:
+        async with await runner.start(["sleep", "60"], stdin="pipe") as proc:
+            with anyio.move_on_after(0.3):
+                await proc.write(bytes(4 << 20))
+            with pytest.raises(ClientError, match="cancelled half-way"):
+                await proc.write(b"more")
+            assert await runner.inspect(proc.exec_id) is not None
+
+    on_both(body)
+
+
+def test_a_cancelled_call_leaves_the_connection_usable(on_both: OnBoth) -> None:
+    async def body(runner: AsyncClient) -> None:
+        async with await runner.start(["sleep", "60"]) as proc:
+            for _ in range(20):
+                with anyio.move_on_after(0.001):
+                    await proc.wait()
+            assert proc.exit is None
+            assert (await runner.run(["echo", "x"])).stdout == b"x\n"
+
+    on_both(body)
+
+
+def test_a_cancelled_start_leaves_nothing_running(on_both: OnBoth) -> None:
+    async def body(runner: AsyncClient) -> None:
+        for at in range(20):
+            with anyio.move_on_after(0.0002 * at):
+                proc = await runner.start(["sleep", "600"])
+                with anyio.CancelScope(shield=True):
+                    await proc.cancel(grace_s=0)
+        with anyio.fail_after(20):
+            while await live(runner):  # noqa: ASYNC110  # a level, polled
+                await anyio.sleep(0.01)
+
+    on_both(body)
+
+
+def test_a_cancelled_task_ends_what_its_block_created(on_both: OnBoth) -> None:
+    async def body(runner: AsyncClient) -> None:
+        sleepers: list[int] = []
+        with anyio.move_on_after(10) as scope:
+            async with await runner.start(["sh", "-c", "sleep 60 & echo $!; wait"]) as proc:
+                async for note in proc.output():
+                    assert isinstance(note, OutputNote)
+                    sleepers.append(int(note.data))
+                    scope.cancel()
+        assert len(sleepers) == 1
+        assert not is_alive(sleepers[0])
+        assert proc.exit is not None
+        assert proc.exit.reason == "cancelled"
+
+    on_both(body)
+
+
+def test_an_attached_exec_is_left_alone(on_both: OnBoth) -> None:
+    async def body(runner: AsyncClient) -> None:
+        async with await runner.start(["sleep", "60"], attach=False) as made:
+            async with await runner.attach(made.exec_id) as handle:
+                assert not handle.created
+            assert (await runner.inspect(made.exec_id)).state == "running"
+
+    on_both(body)
+
+
+def test_an_error_of_the_block_comes_out_as_it_is(on_both: OnBoth) -> None:
+    async def body(runner: AsyncClient) -> None:
+        with pytest.raises(RemoteError) as caught:
+            await runner.start(["/nonexistent/program"])
+        assert caught.value.kind == "start_failed"
+        with pytest.raises(ClientTimeout):
+            await runner.wait((await runner.start(["sleep", "9"])).exec_id, timeout_s=0.05)
+        raise ZeroDivisionError
+
+    with pytest.raises(ZeroDivisionError):
+        on_both(body)
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_no_daemon_is_an_error_and_no_group_of_them(tmp_path: Path, backend: str) -> None:
+    async def main() -> None:
+        async with connect(tmp_path / "none"):
+            pass
+
+    with pytest.raises(ConnectFailed):
+        anyio.run(main, backend=backend)
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_a_stopped_daemon_tells_the_exit_first(
+    runnerd_daemon: RunnerdProcess, backend: str
+) -> None:
+    async def main() -> None:
+        async with connect(runnerd_daemon.socket_path) as runner:
+            proc = await runner.start(["sleep", "60"])
+            await runner.stop()
+            assert await text_of(proc) == b""
+            assert proc.exit is not None
+            assert proc.exit.reason == "stopped"
+
+    anyio.run(main, backend=backend)
