@@ -29,6 +29,7 @@ def open_raw(daemon: RunnerdProcess) -> RawClient:
     return RawClient(daemon.socket_path, encoding=Encoding.MSGPACK)
 
 
+@pytest.mark.timeout(900)  # the full form takes five minutes
 def test_c62_an_exec_outlives_its_connection(runnerd_daemon: RunnerdProcess) -> None:
     """Each later attach replays from the first byte without a gap, and then follows live.
 
