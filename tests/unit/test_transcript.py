@@ -16,8 +16,9 @@ from hypothesis.stateful import (
 )
 
 from runnerd.core.bounds import RECORD_COST_BYTES, Bounds
+from runnerd.core.budget import TailBudget
 from runnerd.core.flow import chunk_bytes
-from runnerd.core.transcript import TailBudget, Transcript
+from runnerd.core.transcript import Transcript
 
 from .core_parts import SMALL, fill, kept_records, make_transcript
 
