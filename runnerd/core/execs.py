@@ -16,13 +16,14 @@ from runnerd.protocol.answers import Closed, Exit, Phases, Reason, Receipt, Stre
 from runnerd.protocol.requests import ExecStart
 
 from .bounds import DRAIN_S
+from .budget import TailBudget
 from .digest import Content
 from .flow import Gate
 from .life import LIVE, Event, State, after
 from .names import Names
 from .oom import SIGKILL, oom_verdict
 from .stdin import StdinQueue
-from .transcript import TailBudget, Transcript
+from .transcript import Transcript
 
 
 class ExitStatus(msgspec.Struct, frozen=True, kw_only=True):

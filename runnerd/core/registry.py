@@ -24,14 +24,14 @@ from runnerd.protocol.errors import RequestError
 from runnerd.protocol.requests import ExecStart
 
 from .bounds import Bounds
+from .budget import TailBudget
 from .digest import Content
 from .execs import Exec
 from .past import PackedPast, Past
 from .remembered import same_start
 from .settled import Settled, marker_of
-from .spool import Slots
+from .slots import Slots
 from .tombstones import Tombstones
-from .transcript import TailBudget
 
 _RETRY_S = 1.0
 

@@ -15,8 +15,8 @@ from typing import TYPE_CHECKING, Final
 
 import trio
 
+from runnerd.core.blocks import Block, Record
 from runnerd.core.flow import Subscription
-from runnerd.core.spool import Block, Record
 from runnerd.protocol.answers import SupersededNote
 from runnerd.protocol.codec import Codec
 
