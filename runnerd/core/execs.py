@@ -25,6 +25,7 @@ from runnerd.protocol.answers import (
 from runnerd.protocol.requests import ExecStart
 
 from .bounds import DRAIN_S
+from .budget import TailBudget
 from .clocks import Clocks
 from .digest import Content
 from .flow import Gate
@@ -32,7 +33,7 @@ from .life import LIVE, Event, State, after
 from .names import Names
 from .oom import SIGKILL, oom_verdict
 from .stdin import StdinQueue
-from .transcript import TailBudget, Transcript
+from .transcript import Transcript
 
 
 class ExitStatus(msgspec.Struct, frozen=True, kw_only=True):

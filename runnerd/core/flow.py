@@ -18,8 +18,8 @@ from typing import Final, Literal, NamedTuple
 
 from runnerd.protocol.errors import RequestError
 
+from .blocks import HEADER, Block, Record
 from .bounds import CHUNK_BYTES, RECORD_COST_BYTES, UNACKED_RECORDS_MAX
-from .spool import HEADER, Block, Record
 from .transcript import STREAMS, StreamName, Transcript
 
 _TAIL_RECORDS: Final = 4

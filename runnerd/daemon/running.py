@@ -209,7 +209,7 @@ class Running:
         at = time.time() - max(0.0, time.monotonic() - at_s)
         actions = self.exec.started(message.pid, message.oom_score_adj, at_s, at)
         self.streams.make_pumps()
-        self._service.observe_started(self.exec)
+        self._service.observer.started(self.exec)
         self._service.reaper.commands.add(message.pid)
         self._starting.succeeded()
         self.readers.hold_changed()
@@ -303,7 +303,7 @@ class Running:
     def _publish(self, its_exit: Exit) -> None:
         waiters, self._exit_waiters = self._exit_waiters, {}
         each_of(
-            lambda: self._service.observe_exited(self.exec, its_exit),
+            lambda: self._service.observer.exited(self.exec, its_exit),
             self.streams.discard,
             self.streams.close_stdin,
             self.readers.wake,
@@ -315,7 +315,7 @@ class Running:
         each_of(
             self.streams.close,
             self.tree.close,
-            lambda: self._service.observe_closed(self.exec),
+            lambda: self._service.observer.closed(self.exec),
             lambda: self._service.closed(self),
             self.readers.wake,
             self._end_changed,

@@ -16,8 +16,9 @@ from hypothesis.stateful import (
 )
 
 from runnerd.core.bounds import RECORD_COST_BYTES, Bounds
+from runnerd.core.budget import TailBudget
 from runnerd.core.flow import chunk_bytes
-from runnerd.core.transcript import TailBudget, Transcript
+from runnerd.core.transcript import Transcript
 
 from .core_parts import SMALL, fill, kept_records, make_transcript
 
@@ -97,7 +98,7 @@ class TranscriptsMachine(RuleBasedStateMachine):
         super().__init__()
         self.budget = TailBudget(SMALL)
         self.all: list[Writer] = []
-        self.forgotten: list[Writer] = []  # a waiting reader may still be owed of these
+        self.forgotten: list[Writer] = []
         self.closing_order: list[Writer] = []
         self.was_protected = False
         self.may_protect = False
@@ -184,9 +185,8 @@ class TranscriptsMachine(RuleBasedStateMachine):
 
     @invariant()
     def what_is_used_is_what_all_cost(self) -> None:
-        assert self.budget.used_bytes == sum(
-            each.transcript.cost for each in [*self.all, *self.forgotten]
-        )
+        counted = [*self.all, *self.forgotten]  # of these what a waiting reader is still owed
+        assert self.budget.used_bytes == sum(each.transcript.cost for each in counted)
 
     @invariant()
     def all_together_stay_within_the_budget(self) -> None:
