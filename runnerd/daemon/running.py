@@ -116,7 +116,7 @@ class Running:
             on_empty=self._left,
             on_news=self._end_changed,
         )
-        self._starting = Starting(
+        self._starting: Starting | None = Starting(
             service,
             its_exec,
             params,
@@ -124,22 +124,29 @@ class Running:
             on_known=self._start_known,
             end_half_made=self.tree.end_half_made,
         )
-        self._clocks = ClockWatch(
-            its_exec, service.poller, self, service.freezes, self.tree.cpu_s, self._clock_ended
-        )
+        self._clocks: ClockWatch | None = None
+        if its_exec.clocks is not None:
+            self._clocks = ClockWatch(
+                its_exec.clocks,
+                service.poller,
+                self,
+                service.freezes,
+                self.tree.cpu_s,
+                self._clock_ended,
+            )
         self.readers = Readers(
             its_exec,
             service.poller,
             self,
             tail_bytes=lambda: service.registry.budget.tail_bytes,
             on_progress=self._readers_progressed,
-            on_count=self._clocks.readers_counted,
+            on_count=_nobody if self._clocks is None else self._clocks.readers_counted,
         )
         self.streams = ExecStreams(
             service,
             its_exec,
             self,
-            on_output=self.readers.wake if its_exec.clocks is None else self._output_read,
+            on_output=self.readers.wake if self._clocks is None else self._output_read,
             on_eof=self._streams_at_eof,
         )
         its_exec.transcript.on_room = self._room_made
@@ -148,7 +155,11 @@ class Running:
 
     def start(self) -> None:
         """Launch it once it is journaled, or that has taken too long."""
-        self._attempt(lambda: self._starting.begin(self.launch))
+        self._attempt(lambda: self._start().begin(self.launch))
+
+    def _start(self) -> Starting:
+        assert self._starting is not None
+        return self._starting
 
     def launch(self) -> None:
         """Hand the command to a shim, unless it was ended first; a failure is its answer."""
@@ -156,14 +167,15 @@ class Running:
             self._attempt(self._hand_over)
 
     def _hand_over(self) -> None:
-        self.streams.take(self._starting.pipes)
-        self.tree.handed_to(self._starting.launch(self._take_message, self._shim_lost))
+        starting = self._start()
+        self.streams.take(starting.pipes)
+        self.tree.handed_to(starting.launch(self._take_message, self._shim_lost))
 
     def _attempt(self, part_of_start: Callable[[], None]) -> None:
         try:
             part_of_start()
         except RequestError as error:
-            self._starting.fail(error)
+            self._start().fail(error)
         except Exception as error:  # noqa: BLE001 - stray: it costs this exec alone
             self.stray(error)
 
@@ -176,7 +188,7 @@ class Running:
 
     def when_started(self, call: Callable[[], None]) -> bool:
         """Call later, once it is known how the start ended; False where it is known already."""
-        return self._starting.when_known(call)
+        return self._starting is not None and self._starting.when_known(call)
 
     def _take_message(self, message: ShimMessage) -> None:
         match message:
@@ -187,7 +199,7 @@ class Running:
             case Empty():
                 self.tree.left_by_shim()
             case Failed():
-                self._starting.failed(message)
+                self._start().failed(message)
             case Signalled():
                 self.tree.signalled(message)
             case LeafRefused():
@@ -211,11 +223,11 @@ class Running:
         self.streams.make_pumps()
         self._service.observer.started(self.exec)
         self._service.reaper.commands.add(message.pid)
-        self._starting.succeeded()
+        self._start().succeeded()
         self.readers.hold_changed()
         self.streams.start_reading()
         self._carry_out(actions)
-        self._starting.run_waiting()
+        self._start().run_waiting()
 
     def _start_known(self, error: RequestError | None) -> None:
         # Let go of: it holds the request, whose environment may have megabytes.
@@ -236,7 +248,8 @@ class Running:
             self.readers.wake()  # there may be a gap to be told
 
     def _output_read(self) -> None:
-        self._clocks.output_read()
+        if self._clocks is not None:
+            self._clocks.output_read()
         self.readers.wake()
 
     def _clock_ended(self, reason: Reason) -> None:
@@ -251,7 +264,9 @@ class Running:
         self.tree.read_leaf()
         if self.exec.pid is not None:
             self._service.reaper.commands.discard(self.exec.pid)
-        self._clocks.stop()
+        if self._clocks is not None:
+            self._clocks.stop()
+            self._clocks = None
         if self._service.guard.cause() is not None:
             # The lifeline ends natively, before the loop hears of it: the stop may have acted
             # on this command already.
@@ -287,6 +302,7 @@ class Running:
             case SendEnd():
                 self._send_end(action.grace_s)
             case RunClocks():
+                assert self._clocks is not None
                 self._clocks.start()
             case Drain():
                 self._drain(action.until_s)
@@ -312,6 +328,7 @@ class Running:
 
     def _close(self) -> None:
         self._timers.cancel_all()
+        self._starting = None  # the record stays for an hour, what is not needed for it does not
         each_of(
             self.streams.close,
             self.tree.close,
@@ -327,7 +344,7 @@ class Running:
         """End the exec with everything it started; see Exec.end."""
         self._carry_out(self.exec.end(reason, grace_s, time.monotonic()))
         if self.exec.state is State.STARTING and self.tree.shim is None:
-            self._starting.give_up()  # accepted and not launched yet: it never is
+            self._start().give_up()  # accepted and not launched yet: it never is
 
     def _send_end(self, grace_s: float) -> None:
         self.tree.end(grace_s)
@@ -363,7 +380,7 @@ class Running:
         self._service.log.warning("shim_lost", exec_id=self.exec.exec_id, pid=self.tree.shim.pid)
         self._service.counters.shims_lost += 1
         if self.exec.state is State.STARTING:
-            self._starting.fail(
+            self._start().fail(
                 RequestError("internal", "the shim was lost before the command had started")
             )
             return
@@ -411,7 +428,7 @@ class Running:
 
     def _end_after_stray(self) -> None:
         if self.exec.state is State.STARTING:
-            self._starting.fail(RequestError("internal", "the start failed inside runnerd"))
+            self._start().fail(RequestError("internal", "the start failed inside runnerd"))
             return
         self.exec.failed_inside()
         # What failed may fail again at once, as long as its descriptor is ready: nothing of the
@@ -421,3 +438,7 @@ class Running:
             self.end("internal", 0.0)
         if self.exec.state in (State.DRAINING, State.DRAINING_EMPTY) and self._strays <= _RETRIES:
             self._timers.arm("drain", time.monotonic(), self._drained)
+
+
+def _nobody(_count: int) -> None:
+    """Without clocks the number of readers changes nothing."""

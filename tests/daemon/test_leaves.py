@@ -358,6 +358,24 @@ def test_a_cgroup_without_us_is_not_ours(tmp_path: Path) -> None:
     assert own_cgroup(tmp_path / "none", tmp_path / "none") is None
 
 
+def test_a_leaf_is_killed_as_a_whole(parent: Path) -> None:
+    """At one go, also who is being forked just then: nobody is killed one by one here."""
+    leaf = Leaf(parent / "whole")
+    leaf.folder.mkdir()
+    if not (leaf.folder / "cgroup.kill").exists():
+        needs.skip_or_fail("needs cgroup.kill, Linux 5.14")
+    script = f"echo $$ > {leaf.folder}/cgroup.procs; while :; do sleep 9 & sleep 0.01; done"
+    forking = subprocess.Popen(["sh", "-c", script])
+    try:
+        wait_for(lambda: len(leaf.pids()) > 20)
+        leaf.kill()
+        assert forking.wait(10) == -signal.SIGKILL
+        wait_for(lambda: leaf.pids() == [] and leaf.remove())
+    finally:
+        for pid in leaf.pids():
+            os.kill(pid, signal.SIGKILL)
+
+
 def test_a_leafs_own_oom_kills(tmp_path: Path) -> None:
     leaf = Leaf(tmp_path)
     assert leaf.oom_kills() is None  # no memory controller
