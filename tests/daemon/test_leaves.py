@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from runnerd.daemon.cgroup import Leaf, own_cgroup
+from runnerd.daemon.cgroup import Leaf, end_stale, own_cgroup
 from tests import needs
 from tests.daemon.looking import log_lines, planted, shim_of, tree_of
 from tests.harness import RunnerdProcess, children, daemons, is_alive, wait_for
@@ -374,6 +374,19 @@ def test_a_leaf_is_killed_as_a_whole(parent: Path) -> None:
     finally:
         for pid in leaf.pids():
             os.kill(pid, signal.SIGKILL)
+
+
+@pytest.mark.parametrize("without", ["cgroup.Leaf.kill", "cgroup._kill_one"])
+def test_a_stale_leaf_is_ended_at_once_or_one_by_one(
+    parent: Path, stranger: subprocess.Popen[bytes], monkeypatch: pytest.MonkeyPatch, without: str
+) -> None:
+    """Each way alone is enough: cgroup.kill is there since Linux 5.14."""
+    monkeypatch.setattr(f"runnerd.daemon.{without}", lambda *_: None)
+    folder = parent / "runnerd-0123456789abcdef"
+    (folder / "1").mkdir(parents=True)
+    put(stranger.pid, folder / "1")
+    wait_for(lambda: end_stale(folder))
+    assert stranger.wait(10) == -signal.SIGKILL
 
 
 def test_a_leafs_own_oom_kills(tmp_path: Path) -> None:

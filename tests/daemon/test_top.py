@@ -15,6 +15,8 @@ from typing import TYPE_CHECKING, Final
 import pytest
 
 from runnerd.ctl.ps import TREE_HEAD
+from runnerd.daemon.processes import process_infos
+from runnerd.daemon.procfs import read_stat
 from tests.cases.field import mark, rss_bytes, status_field
 from tests.daemon.looking import TREE, TREE_SIZE, tree_of
 from tests.harness import wait_for
@@ -80,16 +82,30 @@ def test_psutil_is_imported_only_for_who_asks(runnerd_daemon: RunnerdProcess) ->
         client.call("exec.cancel", exec_id="t", grace_s=0)
 
 
-def test_the_time_of_the_dead_counts(runnerd_daemon: RunnerdProcess) -> None:
+@pytest.mark.parametrize("way", ["{}", "({} &) | cat"], ids=["a child's", "an orphan's"])
+def test_the_time_of_the_dead_counts(runnerd_daemon: RunnerdProcess, way: str) -> None:
+    """Whether the command has waited for them or, where they were orphans, the shim."""
     spin = "import time\nwhile time.process_time() < 0.3: pass"
-    script = f"{sys.executable} -c '{spin}'; echo done; sleep 60"
+    script = way.format(f"{sys.executable} -c '{spin}'") + "; echo done; sleep 60"
     with RawClient(runnerd_daemon.socket_path) as client:
         client.call("exec.start", exec_id="d", argv=["sh", "-c", script], attach={})
         client.note("exec.output", "d")
-        usage = client.call("exec.inspect", exec_id="d", usage=True)["usage"]
-        assert 0.25 <= usage["cpu_s"] < 2  # in ticks of 0.01 s, for each of its parts
+
+        def used_s() -> float:
+            usage = client.call("exec.inspect", exec_id="d", usage=True)["usage"]
+            return float(usage["cpu_s"]) if usage["processes"] == 2 else 0.0
+
+        wait_for(lambda: used_s() >= 0.25)  # in ticks of 0.01 s, for each of its parts
+        assert used_s() < 2
         assert client.call("exec.inspect", exec_id="d")["output_bytes"] == 5
         client.call("exec.cancel", exec_id="d", grace_s=0)
+
+
+def test_a_number_that_has_changed_hands_is_nobody_of_the_tree() -> None:
+    stat = read_stat(os.getpid())
+    assert stat is not None
+    assert [each.pid for each in process_infos([stat])] == [os.getpid()]
+    assert process_infos([stat._replace(start_ticks=stat.start_ticks - 1)]) == []
 
 
 def test_one_table_shows_the_busiest_first(runnerd_daemon: RunnerdProcess) -> None:

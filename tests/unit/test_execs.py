@@ -440,6 +440,15 @@ def test_output_after_the_exit_is_published_is_counted_and_not_kept() -> None:
     assert its_exec.stream_count(1).total_bytes == 2
 
 
+def test_the_most_processes_seen_are_kept_and_nobody_is_no_look() -> None:
+    its_exec = make_exec()
+    its_exec.saw_processes(0)
+    assert its_exec.peak_processes is None
+    for count in (2, 5, 3, 0):
+        its_exec.saw_processes(count)
+    assert its_exec.peak_processes == 5
+
+
 def test_a_shim_quicker_than_the_daemon_puts_no_phase_before_the_one_before_it() -> None:
     """The command can run before the daemon is back from handing the job over."""
     its_exec = make_exec()
