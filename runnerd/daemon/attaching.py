@@ -38,6 +38,8 @@ def subscribe(
             exit=its_exec.exit,
         )
     its_exec.names.check(asked.subscriber, asked.generation)
+    if not its_exec.names.in_use(asked.subscriber):
+        connection.check_room()  # one that only takes an older one's place needs none
 
     def make(number: int) -> Subscription:
         return Subscription(

@@ -229,7 +229,7 @@ class Running:
             self._stdin = StdinPump(
                 self.exec.stdin, self._pipes, self._service.stdin_totals, self._poller, self
             )
-        self._service.observe_started(self.exec)
+        self._service.observer.started(self.exec)
         self._service.reaper.commands.add(message.pid)
         self._starting.succeeded()
         self.readers.hold_changed()
@@ -330,7 +330,7 @@ class Running:
     def _publish(self, its_exit: Exit) -> None:
         waiters, self._exit_waiters = self._exit_waiters, {}
         each_of(
-            lambda: self._service.observe_exited(self.exec, its_exit),
+            lambda: self._service.observer.exited(self.exec, its_exit),
             lambda: None if self._output is None else self._output.discard(),
             lambda: None if self._stdin is None else self._stdin.close(),
             self.readers.wake,
@@ -345,7 +345,7 @@ class Running:
             lambda: None if self._output is None else self._output.close(),
             lambda: None if self._ender is None else self._ender.forget_timers(),
             *(functools.partial(waiter, 0) for waiter in waiters),
-            lambda: self._service.observe_closed(self.exec),
+            lambda: self._service.observer.closed(self.exec),
             lambda: self._service.closed(self),
             self.readers.wake,
             self._end_changed,

@@ -205,7 +205,8 @@ class StartAnswer(msgspec.Struct, kw_only=True):
         starts: Starts accepted so far, this one included.
         oom_score_adj: The command's score as the kernel has it.
         journaled: Whether it was in the journal before the command ran.
-        subscription: Where attach was given; null for a retry whose transcript has gone.
+        subscription: Where attach was given; null for a retry whose transcript has gone,
+            or that finds no room for a subscription.
     """
 
     exec_id: str
@@ -374,7 +375,7 @@ class ExecInfo(msgspec.Struct, kw_only=True):
         transcript: kept; partial (something was dropped); evicted (for space or age); forgotten
             (by exec.forget); lost (with an earlier daemon).
         spool: Whether output beyond the memory tail is kept on disk: off; on; degraded (it was,
-            until the disk failed, filled up or was too slow).
+            until the disk failed, filled up or was too slow); null with flow.
         spool_reason: Why it is degraded.
         ending: Whether it is being ended, and why.
         survivors: Who could not be ended.
@@ -402,7 +403,7 @@ class ExecInfo(msgspec.Struct, kw_only=True):
     stdin_open: bool
     subscriptions: int
     transcript: TranscriptState
-    spool: SpoolState = "off"
+    spool: SpoolState | None = None
     spool_reason: str | None = None
     ending: Reason | None = None
     survivors: list[Survivor] = []

@@ -128,14 +128,19 @@ def test_c36_c37_streams_open_by_name(runnerd_daemon: RunnerdProcess, user: str 
         assert done.stdout == b"fifo\n"
 
 
+@pytest.mark.parametrize(("spool", "state"), [("off", "running"), ("disk", "closed")])
 def test_c38_a_client_that_pauses_costs_the_command_nothing(
-    runnerd_daemon: RunnerdProcess,
+    start_daemon: Daemons, spool: str, state: str
 ) -> None:
-    """The command's end of a pipe blocks: it waits for a reader and sees no EAGAIN."""
-    with runnerd_daemon.connect() as client:
+    """The command's end of a pipe blocks: it waits for a reader and sees no EAGAIN.
+
+    With a spool it need not even wait.
+    """
+    daemon = start_daemon("--spool", spool)
+    with daemon.connect() as client:
         handle = client.start(["seq", "1", "300000"], window_bytes=65536)
         time.sleep(2)  # the case itself: a client that reads nothing for so long
-        assert client.inspect(handle.exec_id).state == "running"
+        assert client.inspect(handle.exec_id).state == state
         stdout, stderr = output_of(handle)
     assert handle.exit is not None
     assert (handle.exit.code, len(stdout), stderr) == (0, 1988895, b"")

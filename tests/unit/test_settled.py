@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from runnerd.core import remembered
 from runnerd.core.bounds import Bounds
-from runnerd.core.past import Past, pack_past, unpack_past
+from runnerd.core.past import Past, look_into, pack_past, unpack_past
 from runnerd.core.registry import Registry
 from runnerd.core.settled import Settled, marker_of
 
@@ -101,7 +101,8 @@ def test_markers_go_in_order_of_acceptance_whenever_they_came() -> None:
 
 def restored(*pasts: Past, starts: int = 100, dropped: int = 0, **bounds: Any) -> Registry:
     registry = Registry(Bounds(**bounds), "now")
-    registry.restore(pasts, starts, dropped=dropped, now_s=NOW_S, wall_s=WALL_S)
+    packed = [look_into(pack_past(each)) for each in pasts]
+    registry.restore(packed, starts, dropped=dropped, now_s=NOW_S, wall_s=WALL_S)
     return registry
 
 
