@@ -20,7 +20,7 @@ def test_the_boot_environment_passes_through() -> None:
 
 def test_what_is_set_lies_over_it() -> None:
     its = made()
-    its.change(EnvSet(set={"LANG": "de", "NEW": ""}))
+    its.change(EnvSet(set={"NEW": "", "LANG": "de"}))
     assert its.variables == {**BOOT, b"LANG": b"de", b"NEW": b""}
     assert set(its.lines) == {b"PATH=/bin", b"LANG=de", b"NEW=", b"ODD\xff=\xfe"}
     assert its.changed(to_set=True) == ["LANG", "NEW"]
@@ -48,8 +48,10 @@ def test_too_much_changes_nothing() -> None:
     assert refused.value.kind == "invalid_params"
     assert "21 bytes" in refused.value.message
     assert its.variables is before
+    assert its.cost_bytes == 10
     its.change(EnvSet(set={"B": "1234567"}))
     assert its.cost_bytes == 20
+    assert its.variables[b"A"] == b"1234567"
 
 
 def test_room_is_had_again() -> None:

@@ -440,6 +440,14 @@ def test_output_after_the_exit_is_published_is_counted_and_not_kept() -> None:
     assert its_exec.stream_count(1).total_bytes == 2
 
 
+def test_a_shim_quicker_than_the_daemon_puts_no_phase_before_the_one_before_it() -> None:
+    """The command can run before the daemon is back from handing the job over."""
+    its_exec = make_exec()
+    its_exec.spawned(NOW_S + 0.003)
+    its_exec.started(7, None, NOW_S + 0.002, WALL_S)
+    assert (its_exec.phases.spawned_ms, its_exec.phases.started_ms) == (2.0, 2.0)
+
+
 def test_phases_and_times_are_measured_from_the_acceptance() -> None:
     its_exec = make_exec()
     its_exec.spawned(NOW_S + 0.001)
