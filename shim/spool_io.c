@@ -1,17 +1,21 @@
 /* spool_io.so: writes a batch of records to the spool's file, and sums them, in one call.
  *
  * WHY NATIVE. The thread that writes needs the GIL again after each call that gave it up, and the
- * loop has it back within microseconds: with one call for each block and one for each checksum, a
- * command that writes 1 GB/s outran the thread after 40 ms, on an idle disk (DECISIONS.md has the
- * figures). So the whole batch is one call, without the GIL from its beginning to its end.
+ * loop has it back within microseconds: with one call for each checksum a command that writes
+ * 1 GB/s outruns the thread, on an idle disk (DECISIONS.md has the figures). So the whole batch
+ * is one call, without the GIL from its beginning to its end. Where this library cannot be loaded
+ * daemon/spool_io.py does the same in Python.
  *
  * USE, from Python through ctypes; any thread.
- *   spool_setup()                  once, before the others.
- *   spool_crc(crc, data, size)     the CRC-32C of what `crc` is the sum of (0: nothing) and data.
- *   spool_write(fd, count, pieces, parts, sizes)
- *                                  writes `count` pieces, each from its own offset; the parts of
- *                                  all of them follow one another in `parts`. Each piece's crc
- *                                  goes on over its bytes. 0, or -errno: then nothing counts.
+ *   spool_setup()               once, before the others.
+ *   spool_crc(crc, data, size)  the CRC-32C of what `crc` is the sum of (0: nothing) and data.
+ *   spool_write(fd, pieces, piece_count, extents, parts, sizes)
+ *                               writes the parts, one after the other, into the extents in order.
+ *                               The pieces say how many of the parts are theirs, and each one's
+ *                               crc goes on over them. No part is empty; the parts are as long
+ *                               together as the extents, and belong to pieces all of them.
+ *                               0, or -errno: then nothing counts. A short write goes on, and a
+ *                               signal's EINTR; what is written of nothing is EIO.
  *
  * No libc and no Python API, as guard.so.
  */
@@ -24,11 +28,17 @@ enum { SYS_PWRITEV = 296 };
 #else
 enum { SYS_PWRITEV = 70 };
 #endif
-enum { GROUP = 256, OUR_EINTR = 4, OUR_EIO = 5 };
+enum { GROUP = 256 /* parts of one pwritev(2) */, OUR_EINTR = 4, OUR_EIO = 5 };
 static const unsigned POLYNOMIAL = 0x82f63b78; /* CRC-32C, reflected */
 
 struct part { const unsigned char *data; unsigned long size; };
-struct piece { long at; long parts; unsigned long crc; };
+struct piece { unsigned long parts, crc; };
+struct extent { long at; unsigned long size; };
+struct source {
+    const unsigned char *const *parts;
+    const unsigned long *sizes;
+    unsigned long skip; /* bytes of the first part */
+};
 
 static unsigned table[8][256];
 static int has_instruction;
@@ -92,50 +102,64 @@ EXPORT unsigned spool_crc(unsigned crc, const void *data, unsigned long size)
     return ~(has_instruction ? by_instruction : by_table)(~crc, data, size);
 }
 
-/* Write at most GROUP parts; short writes go on, so that the call itself says why it stops. */
-static long write_group(int fd, struct part *parts, long count, long at)
+static void advance(struct source *from, unsigned long done)
 {
-    while (count) {
-        long done = sys(SYS_PWRITEV, fd, (long)parts, count, at, 0);
+    from->skip += done;
+    while (from->skip && from->skip >= *from->sizes) {
+        from->skip -= *from->sizes++;
+        from->parts++;
+    }
+}
+
+/* Short writes go on, so that the call itself says why it stops. */
+static long write_run(int fd, struct extent to, struct source *from)
+{
+    while (to.size) {
+        struct part group[GROUP];
+        unsigned long to_come = to.size, skip = from->skip;
+        long count = 0;
+        for (; count < GROUP && to_come; count++, skip = 0) {
+            unsigned long size = from->sizes[count] - skip;
+            if (size > to_come)
+                size = to_come;
+            group[count] = (struct part){from->parts[count] + skip, size};
+            to_come -= size;
+        }
+        long done = sys(SYS_PWRITEV, fd, (long)group, count, to.at, 0);
         if (done == -OUR_EINTR)
             continue;
         if (done <= 0)
             return done ? done : -OUR_EIO;
-        at += done;
-        while (count && (unsigned long)done >= parts->size) {
-            done -= (long)parts->size;
-            parts++;
-            count--;
-        }
-        if (count) {
-            parts->data += done;
-            parts->size -= (unsigned long)done;
-        }
+        to.at += done;
+        to.size -= (unsigned long)done;
+        advance(from, (unsigned long)done);
     }
     return 0;
 }
 
+/* Piece by piece, so that what was summed is written while the processor's cache has it. */
 EXPORT long spool_write(
-    int fd, long count, struct piece *pieces, const unsigned char *const *parts,
-    const unsigned long *sizes)
+    int fd, struct piece *pieces, unsigned long piece_count, const struct extent *extents,
+    const unsigned char *const *parts, const unsigned long *sizes)
 {
-    for (struct piece *piece = pieces; piece < pieces + count; piece++) {
-        long at = piece->at;
-        while (piece->parts) {
-            struct part group[GROUP];
-            long size = 0, taken = piece->parts < GROUP ? piece->parts : GROUP;
-            for (long part = 0; part < taken; part++) {
-                group[part] = (struct part){parts[part], sizes[part]};
-                piece->crc = spool_crc((unsigned)piece->crc, parts[part], sizes[part]);
-                size += (long)sizes[part];
-            }
-            long failed = write_group(fd, group, taken, at);
+    struct source from = {parts, sizes, 0};
+    struct extent to = {0, 0};
+    for (struct piece *piece = pieces; piece < pieces + piece_count; piece++) {
+        unsigned long left = 0;
+        for (unsigned long part = 0; part < piece->parts; part++, parts++, sizes++) {
+            piece->crc = spool_crc((unsigned)piece->crc, *parts, *sizes);
+            left += *sizes;
+        }
+        while (left) {
+            if (!to.size)
+                to = *extents++;
+            struct extent run = {to.at, left < to.size ? left : to.size};
+            long failed = write_run(fd, run, &from);
             if (failed)
                 return failed;
-            at += size;
-            parts += taken;
-            sizes += taken;
-            piece->parts -= taken;
+            to.at += (long)run.size;
+            to.size -= run.size;
+            left -= run.size;
         }
     }
     return 0;

@@ -9,6 +9,9 @@ from typing import Final
 
 import msgspec
 
+from runnerd.protocol.answers import Limits
+from runnerd.protocol.requests import LABELS_MAX
+
 KIB: Final = 1024
 MIB: Final = 1024 * KIB
 
@@ -69,3 +72,27 @@ class Bounds(msgspec.Struct, frozen=True, kw_only=True):
     parked_shims: int = 3
     env_bytes_max: int = 1 * MIB
     outgoing_bytes_max: int = 8 * MIB
+
+
+def limits_of(bounds: Bounds, *, has_spool: bool) -> Limits:
+    """Return the limits as hello states them."""
+    return Limits(
+        frame_bytes=bounds.frame_bytes_max,
+        connections=bounds.connections_max,
+        hello_s=bounds.hello_s,
+        stuck_reader_s=bounds.stuck_reader_s,
+        pipelined_requests=bounds.pipelined_requests_max,
+        subscriptions=bounds.subscriptions_max,
+        live_execs=bounds.live_execs_max,
+        stdin_queue_bytes=bounds.stdin_queue_bytes_max,
+        stdin_total_bytes=bounds.stdin_total_bytes_max,
+        tail_bytes=bounds.tail_bytes_max,
+        transcript_total_bytes=bounds.transcript_total_bytes_max,
+        finished_execs=bounds.finished_execs_max,
+        finished_s=bounds.finished_s_max,
+        settled=bounds.settled_execs_max,
+        spool_bytes=bounds.spool_bytes_max if has_spool else 0,
+        spool_total_bytes=bounds.spool_total_bytes_max if has_spool else 0,
+        labels=LABELS_MAX,
+        env_bytes=bounds.env_bytes_max,
+    )

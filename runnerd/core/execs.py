@@ -25,6 +25,7 @@ from runnerd.protocol.answers import (
 from runnerd.protocol.requests import ExecStart
 
 from .bounds import DRAIN_S
+from .budget import TailBudget
 from .clocks import Clocks
 from .digest import Content
 from .flow import Gate
@@ -32,7 +33,7 @@ from .life import LIVE, Event, State, after
 from .names import Names
 from .oom import SIGKILL, oom_verdict
 from .stdin import StdinQueue
-from .transcript import TailBudget, Transcript
+from .transcript import Transcript
 
 
 class ExitStatus(msgspec.Struct, frozen=True, kw_only=True):
@@ -151,6 +152,7 @@ class Exec:
         self.closed: Closed | None = None
         self.discarded_bytes = 0
         self.peak_processes: int | None = None
+        self._peak_tasks: int | None = None
         self.closed_s: float | None = None
         self.phases = Phases()
         self.transcript = Transcript(budget, sha256=params.sha256, exec_id=exec_id)
@@ -338,6 +340,11 @@ class Exec:
         if kills is not None:
             self._own_oom_kills = max(kills, self._own_oom_kills or 0)
 
+    def counted_tasks(self, peak: int | None) -> None:
+        """Take the most tasks that a cgroup of its own has counted; None where that counts none."""
+        if peak is not None:
+            self._peak_tasks = peak
+
     def shim_lost(self) -> None:
         """Its shim is gone without having said `empty`; the daemon adopts what it left."""
         self.state = after(self.state, Event.SHIM_LOST)
@@ -403,6 +410,7 @@ class Exec:
             stdout=self.stream_count(0),
             stderr=self.stream_count(1),
             peak_processes=self.peak_processes,
+            peak_tasks=self._peak_tasks,
         )
 
     def stream_count(self, stream: Literal[0, 1]) -> StreamCount:

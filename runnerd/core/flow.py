@@ -18,8 +18,8 @@ from typing import Final, Literal, NamedTuple
 
 from runnerd.protocol.errors import RequestError
 
+from .blocks import HEADER, Block, Record
 from .bounds import CHUNK_BYTES, RECORD_COST_BYTES, UNACKED_RECORDS_MAX
-from .spool import HEADER, Block, Record
 from .transcript import STREAMS, StreamName, Transcript
 
 _TAIL_RECORDS: Final = 4
@@ -58,6 +58,8 @@ class Subscription:
         transcript: What it reads.
         streams: Which streams it is sent.
         after: The sequence it has, or "tail".
+        begins_at: It is sent no record that begins before so many bytes of output, both streams
+            together; see Transcript.tail.
         window_bytes: The most output sent and not acknowledged, or None.
         subscriber: The name under which this reader comes back, or None.
 
@@ -76,6 +78,7 @@ class Subscription:
         *,
         streams: list[StreamName],
         after: int | Literal["tail"] = 0,
+        begins_at: int = 0,
         window_bytes: int | None = None,
         subscriber: str | None = None,
     ) -> None:
@@ -91,6 +94,7 @@ class Subscription:
         self.quiet_since_s = 0.0
         # Not `last`: whoever comes after the exit is told it too.
         self.cursor_seq = transcript.last_output_seq if after == "tail" else after
+        self._begins_at = begins_at
         self._streams = frozenset(STREAMS.index(stream) for stream in streams)
         self._window_bytes = window_bytes
         self._needs_acks = window_bytes is not None
@@ -181,7 +185,9 @@ class Subscription:
             begin = self._position + HEADER.size
             if seq > self.cursor_seq:
                 assert seq == self.cursor_seq + 1, "a block with a hole"
-                return Record(seq, stream, offset, data[begin : begin + size], 0)
+                if sum(at or 0 for at in self._offsets) >= self._begins_at:
+                    return Record(seq, stream, offset, data[begin : begin + size], 0)
+                self.cursor_seq = seq
             self._position = begin + size
             self._offsets[stream] = offset + size
         return block  # read before this record was added to it

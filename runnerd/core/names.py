@@ -62,6 +62,11 @@ class Names:
                 generation=known.generation,
             )
 
+    def in_use(self, name: str | None) -> bool:
+        """Whether a subscription of that name is open, which an attach of it would supersede."""
+        known = None if name is None else self._known.get(name)
+        return known is not None and known.subscription is not None
+
     def take(self, subscription: Subscription, generation: int | None) -> Subscription | None:
         """Put a subscription in force; `check` has let it pass.
 

@@ -8,7 +8,7 @@ with a default.
 
 from __future__ import annotations
 
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 import msgspec
 
@@ -73,7 +73,9 @@ def _positional(kind: type[msgspec.Struct], **nested: Any) -> Any:
         else (field.name, nested.get(field.name, field.type), field.default)
         for field in msgspec.structs.fields(kind)
     ]
-    return msgspec.defstruct(f"_{kind.__name__}Row", fields, array_like=True, kw_only=True)
+    return msgspec.defstruct(
+        f"_{kind.__name__}Row", fields, array_like=True, kw_only=True, gc=False
+    )
 
 
 _COUNT: Final = _positional(StreamCount)
@@ -89,6 +91,37 @@ def pack_past(past: Past) -> bytes:
     """Return it as bytes."""
     # Copied: what the encoder returns may sit in a block a third larger than it needs.
     return bytes(bytearray(_ENCODER.encode(msgspec.convert(past, _PAST, from_attributes=True))))
+
+
+class PackedPast(NamedTuple):
+    """A past that stays packed, and the little that has to be known of it at boot.
+
+    Attributes:
+        number: Its number in order of acceptance.
+        exec_id: The exec.
+        is_record: Whether more than the marker is kept.
+        ended_at: When nothing of it was left, or else its exit, Unix seconds; None = lost.
+        packed: As pack_past packed it.
+    """
+
+    number: int
+    exec_id: str
+    is_record: bool
+    ended_at: float | None
+    packed: bytes
+
+
+def look_into(packed: bytes) -> PackedPast:
+    """Check that bytes are a past, without unpacking it: 2 µs instead of 8 (DECISIONS.md).
+
+    Raises:
+        msgspec.DecodeError: If they are not.
+    """
+    row = _DECODER.decode(packed)
+    ended_at = None
+    if row.exit is not None:
+        ended_at = row.exit.ended_at if row.closed is None else row.closed.closed_at
+    return PackedPast(row.number, row.exec_id, row.argv is not None, ended_at, packed)
 
 
 def unpack_past(packed: bytes) -> Past:

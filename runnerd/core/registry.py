@@ -24,14 +24,14 @@ from runnerd.protocol.errors import RequestError
 from runnerd.protocol.requests import ExecStart
 
 from .bounds import Bounds
+from .budget import TailBudget
 from .digest import Content
 from .execs import Exec
-from .past import Past
+from .past import PackedPast, Past
 from .remembered import same_start
 from .settled import Settled, marker_of
-from .spool import Slots
+from .slots import Slots
 from .tombstones import Tombstones
-from .transcript import TailBudget
 
 _RETRY_S = 1.0
 
@@ -65,7 +65,7 @@ class Registry:
         self.state: Literal["serving", "draining", "stopping"] = "serving"
 
     def restore(
-        self, pasts: Iterable[Past], starts: int, *, dropped: int, now_s: float, wall_s: float
+        self, pasts: Iterable[PackedPast], starts: int, *, dropped: int, now_s: float, wall_s: float
     ) -> None:
         """Take over what earlier incarnations knew, before the first start.
 

@@ -14,7 +14,7 @@ from collections.abc import Iterable, Iterator, Mapping
 
 import msgspec
 
-from .past import Past, pack_past, unpack_past
+from .past import PackedPast, Past, pack_past, unpack_past
 
 
 class Settled:
@@ -44,9 +44,15 @@ class Settled:
         return len(self._records)
 
     def restore(
-        self, pasts: Iterable[Past], dropped: int, *, now_s: float, wall_s: float, keep_s: float
+        self,
+        pasts: Iterable[PackedPast],
+        dropped: int,
+        *,
+        now_s: float,
+        wall_s: float,
+        keep_s: float,
     ) -> list[int]:
-        """Take over what earlier incarnations knew; see Registry.restore.
+        """Take over what earlier incarnations knew, as it is packed; see Registry.restore.
 
         Args:
             pasts: In any order; of one id the latest counts.
@@ -62,13 +68,12 @@ class Settled:
         in_order = sorted(pasts, key=lambda past: past.number)
         by_id = {past.exec_id: past for past in in_order}
         gone = [past.number for past in in_order if by_id[past.exec_id] is not past]
-        ends = [(now_s - _age_s(past, wall_s), past.number, past) for past in by_id.values()]
-        for ended_s, _, past in sorted(ends):
-            known = _without_output(past)
-            if known.is_record:
-                gone += self.add_record(known, ended_s + keep_s)
-            else:
-                gone += self.add_marker(known)
+        for past in by_id.values():
+            gone += self._add(past.number, past.exec_id, past.packed)
+        records = [past for past in by_id.values() if past.is_record]
+        for past in sorted(records, key=lambda past: (-_age_s(past, wall_s), past.number)):
+            if past.number in self._packed:
+                self._records[past.number] = now_s - _age_s(past, wall_s) + keep_s
         return gone
 
     @property
@@ -83,25 +88,25 @@ class Settled:
     def get(self, exec_id: str) -> Past | None:
         """Return what is known of an exec, None where that is nothing."""
         number = self._numbers.get(exec_id)
-        return None if number is None else unpack_past(self._packed[number])
+        return None if number is None else self._unpacked(number)
+
+    def _unpacked(self, number: int) -> Past:
+        past = unpack_past(self._packed[number])
+        # Nothing is settled with its output; what was packed with it is gone with its daemon.
+        if past.transcript in ("kept", "partial"):
+            past.transcript = "lost"
+        return past
 
     def add_marker(self, past: Past) -> list[int]:
         """Keep a marker in place of what was kept of the exec; returns the numbers dropped."""
         self._records.pop(past.number, None)
-        return self._add(marker_of(past))
+        return self._add(past.number, past.exec_id, pack_past(marker_of(past)))
 
-    def add_record(self, past: Past, until_s: float) -> list[int]:
-        """Keep a record until then, added in order of `until_s`; returns the numbers dropped."""
-        dropped = self._add(past)
-        if past.number in self._packed:
-            self._records[past.number] = until_s
-        return dropped
-
-    def _add(self, past: Past) -> list[int]:
-        if past.number not in self._packed:
-            heapq.heappush(self._heap, past.number)
-        self._packed[past.number] = pack_past(past)
-        self._numbers[past.exec_id] = past.number
+    def _add(self, number: int, exec_id: str, packed: bytes) -> list[int]:
+        if number not in self._packed:
+            heapq.heappush(self._heap, number)
+        self._packed[number] = packed
+        self._numbers[exec_id] = number
         dropped: list[int] = []
         while len(self._packed) > self._most:
             dropped.append(self._drop_first())
@@ -121,13 +126,13 @@ class Settled:
         for at, (number, until_s) in enumerate(self._records.items()):
             if until_s > now_s and len(self._records) - at <= most:
                 break
-            over.append(unpack_past(self._packed[number]))
+            over.append(self._unpacked(number))
         return over
 
     def records(self, after: int) -> Iterator[Past]:
         """Return the records accepted after that number, in order of acceptance."""
         numbers = sorted(number for number in self._records if number > after)
-        return (unpack_past(self._packed[number]) for number in numbers)
+        return (self._unpacked(number) for number in numbers)
 
 
 def marker_of(past: Past) -> Past:
@@ -135,16 +140,6 @@ def marker_of(past: Past) -> Past:
     return msgspec.structs.replace(past, argv=None, cwd=None, user=None, labels=None)
 
 
-def _without_output(past: Past) -> Past:
-    # What was kept in memory is gone with the daemon that kept it.
-    if past.transcript in ("kept", "partial"):
-        return msgspec.structs.replace(past, transcript="lost")
-    return past
-
-
-def _age_s(past: Past, wall_s: float) -> float:
+def _age_s(past: PackedPast, wall_s: float) -> float:
     # Of a lost one nobody knows when it ended: at the latest now, when that is found out.
-    ended_at = wall_s
-    if past.exit is not None:
-        ended_at = past.exit.ended_at if past.closed is None else past.closed.closed_at
-    return max(0.0, wall_s - ended_at)
+    return 0.0 if past.ended_at is None else max(0.0, wall_s - past.ended_at)

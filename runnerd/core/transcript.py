@@ -1,4 +1,4 @@
-"""The numbered records of one exec, and the budget all transcripts share. No I/O.
+"""The numbered records of one exec. No I/O.
 
 Rule 1: one sequence from 1 over output chunks, then `exited`, then `closed`. A sequence is never
 given twice and never skipped.
@@ -20,24 +20,32 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Callable
-from typing import Final, Literal
+from typing import TYPE_CHECKING, Final, Literal, NamedTuple
 
-from .bounds import RECORD_COST_BYTES, Bounds
-from .spool import (
-    BATCH_BYTES,
-    HEADER,
-    LAGS_MAX,
-    SLOT_BYTES,
-    Batch,
-    Block,
-    Piece,
-    Record,
-    Slots,
-    Spool,
-)
+from .blocks import BLOCK_BYTES, HEADER, Batch, Block, Piece, Record
+from .bounds import RECORD_COST_BYTES
+from .spool import BATCH_BYTES, Spool
+
+if TYPE_CHECKING:
+    from .budget import TailBudget
 
 StreamName = Literal["stdout", "stderr"]
 STREAMS: Final[tuple[StreamName, StreamName]] = ("stdout", "stderr")
+
+_DROPPED: Final = Record(0, 0, 0, b"", 0)
+_PENDING_TAILS: Final = 16
+
+
+class Tail(NamedTuple):
+    """Where the newest part of a transcript begins.
+
+    Attributes:
+        after_seq: After this sequence,
+        begins_at: and not before so many bytes of output, both streams together.
+    """
+
+    after_seq: int
+    begins_at: int
 
 
 class Transcript:
@@ -53,13 +61,16 @@ class Transcript:
         mem_first_seq: The oldest one in memory.
         dropped_bytes: Where each stream's kept part begins: all dropped bytes lie before it.
         spool: What is on disk.
+        moves_out: Whether memory is to keep nothing that the disk has: its exec is closed, and
+            the memory is wanted for others.
         on_room: Called when the pipes may be readable again, or readers be told of a gap.
     """
 
     def __init__(self, budget: TailBudget, *, sha256: bool = False, exec_id: str = "") -> None:
         self.exec_id = exec_id
         self.spool = Spool(budget.slots)
-        self.on_room: Callable[[], None] = _nobody
+        self.moves_out = False
+        self.on_room: Callable[[], None] = lambda: None
         self._budget = budget
         self._records: list[Record] = []
         self._head = 0  # index of the oldest record in memory; the list is compacted now and then
@@ -131,18 +142,23 @@ class Transcript:
         at = self._head + max(0, seq + 1 - self.mem_first_seq)
         return self._records[at] if at < len(self._records) else None
 
-    def seq_before_tail(self, size: int) -> int:
-        """Return after which sequence the last `size` bytes of kept output come, in whole records.
+    def tail(self, size: int) -> Tail:
+        """Return where the last `size` bytes of output begin, both streams together.
 
         Less than that where the record before them does not fit, or no more is kept.
         """
+        begins_at = sum(self.total_bytes) - size
+        if self.first_seq < self.mem_first_seq and begins_at < sum(self._mem_offsets):
+            # Where its records begin is known once the block is read: the reader passes over some.
+            block = next(each for each in self.spool.blocks if sum(each.end_offsets) > begins_at)
+            return Tail(block.first_seq - 1, begins_at)
         before = self.last_output_seq
         for record in reversed(self._records[self._head :]):
             size -= len(record.data)
             if size < 0:
                 break
             before = record.seq - 1
-        return before
+        return Tail(before, 0)
 
     def cost_up_to(self, seq: int) -> int:
         """Return what all records up to and with `seq` cost, in memory or not."""
@@ -228,11 +244,14 @@ class Transcript:
     def evict(self) -> int:
         """Let go of everything that nobody is waited for, for space; returns the cost freed.
 
-        What is on disk stays there: memory is what is short.
+        What is on disk stays there: memory is what is short. What was to get there and has not
+        in time is lost.
         """
         freed = self.trim(0)
         spool = self.spool
-        if self.cost and spool.is_on and not spool.blocks and spool.batch is None:
+        in_time = spool.batch is not None and not self.moves_out
+        if self.cost and spool.is_on and not spool.blocks and not in_time:
+            spool.cancel()
             spool.state, spool.reason = "off", "evicted before anything was written"
             freed += self.trim(0)
         return freed
@@ -247,18 +266,23 @@ class Transcript:
     def _is_free(self, block: Block) -> bool:
         return self.protected_seq is None or block.last_seq <= self.protected_seq
 
-    def drop_oldest_block(self) -> bool:
+    @property
+    def is_finished(self) -> bool:
         """See Holder."""
-        blocks = self.spool.blocks
-        if not blocks or not self._is_free(blocks[0]):
-            return False
-        self.spool.drop_first()
+        return self.closed_seq > 0
+
+    def drop_oldest(self) -> bool:
+        """See Holder."""
+        blocks, is_free = self.spool.blocks, False
+        while not is_free and blocks and self._is_free(blocks[0]):
+            is_free = self.spool.drop_first()
         self._reckon()
-        return True
+        return is_free
 
     def drop_blocks(self) -> bool:
         """See Holder."""
-        if not self.spool.blocks or not self._is_free(self.spool.blocks[-1]):
+        blocks = self.spool.blocks
+        if not self.slot_count or (blocks and not self._is_free(blocks[-1])):
             return False
         self.spool.drop_all()
         self._reckon()
@@ -271,7 +295,7 @@ class Transcript:
             return False
         unwritten = self.end_cost - spool.end_cost
         return unwritten > tail_bytes // 2 or (
-            unwritten > 0 and self.closed_seq > 0 and bool(spool.blocks)
+            unwritten > 0 and self.is_finished and (bool(spool.blocks) or self.moves_out)
         )
 
     def take_batch(self) -> Batch | None:
@@ -281,31 +305,30 @@ class Transcript:
             None where there is no room, because what is there is waited for.
         """
         spool = self.spool
-        assert spool.batch is None
-        batch = spool.batch = Batch()
+        batch = spool.begin_batch()
         piece = Piece(spool.blocks[-1]) if spool.blocks else None
-        offsets, size, seq = spool.end_offsets, 0, spool.last_seq
-        while size < BATCH_BYTES:
+        offsets, seq = spool.end_offsets, spool.last_seq
+        while batch.size < BATCH_BYTES:
             record = self.record_after(seq)
             if record is None:
                 break
-            need = HEADER.size + len(record.data)
-            if piece is None or piece.end + need > SLOT_BYTES:
-                slot = spool.take_slot(self)
-                if slot is None:
-                    break
-                piece = Piece(Block(slot, record.seq, offsets))
+            size = HEADER.size + len(record.data)
+            extents = spool.reserve(self, batch.end, size)
+            if extents is None:
+                break
+            if piece is None or piece.end + size > BLOCK_BYTES:
+                piece = Piece(Block(batch.end, record.seq, offsets))
             if not piece.parts:
                 batch.pieces.append(piece)
             piece.add(record)
+            batch.place(extents)
             offsets, seq, batch.end_cost = piece.end_offsets, record.seq, record.end_cost
-            size += need
-        if not batch.pieces:
-            spool.batch = None
-            if not spool.blocks:
-                self.degrade("the spool is full of what others wait for", is_readable=True)
-            return None
-        return batch
+        if batch.pieces:
+            return batch
+        spool.cancel()
+        if not spool.blocks:
+            self.degrade("there is no room for it beside what others wait for", is_readable=True)
+        return None
 
     def written(self, batch: Batch, crcs: list[int]) -> None:
         """A batch is on disk; one that was cancelled meanwhile changes nothing."""
@@ -338,8 +361,7 @@ class Transcript:
     def lag(self, tail_bytes: int) -> None:
         """The disk is too slow for it: begin anew from what the tail may keep, or give it up."""
         spool = self.spool
-        spool.lags += 1
-        if spool.lags >= LAGS_MAX:
+        if spool.count_lag():
             self.degrade("the disk is too slow", is_readable=True)
             return
         spool.cancel()
@@ -356,124 +378,6 @@ class Transcript:
         self._reckon()
 
 
-_DROPPED: Final = Record(0, 0, 0, b"", 0)
-_PENDING_TAILS: Final = 16
-
-
 def pending_bytes(tail_bytes: int) -> int:
     """Return how much not yet written a waiting command may have; 4 MiB for a full tail."""
     return _PENDING_TAILS * tail_bytes
-
-
-def _nobody() -> None:
-    pass
-
-
-class TailBudget:
-    """Keep all transcripts' tails together under one limit.
-
-    A live tail may have its full size while few are live; with many, all live ones shrink alike.
-    Finished tails use what is left, and the oldest of them go first.
-
-    Args:
-        bounds: transcript_total_bytes_max, tail_bytes_max and tail_bytes_min are used.
-        slots: Where the spool's blocks lie, or None where there is no spool.
-
-    Attributes:
-        wanting: Transcripts with something to write, in order.
-        on_want: Called when one was added to them.
-        on_degraded: Called when a transcript's spool was given up.
-    """
-
-    def __init__(self, bounds: Bounds, slots: Slots | None = None) -> None:
-        self._bounds = bounds
-        self.slots = slots
-        self.wanting: dict[Transcript, None] = {}
-        self.on_want: Callable[[], None] = _nobody
-        self.on_degraded: Callable[[Transcript], None] = lambda _transcript: None
-        self._live: dict[Transcript, None] = {}
-        self._finished: dict[Transcript, None] = {}
-        self._owed: dict[Transcript, None] = {}  # removed, but for what a reader waits for
-        self.used_bytes = 0
-        self.tail_bytes = bounds.tail_bytes_max
-
-    def add(self, transcript: Transcript) -> None:
-        """Count a new, live transcript."""
-        self._live[transcript] = None
-        self._share()
-
-    def finish(self, transcript: Transcript) -> None:
-        """Its exec is closed: from now on it may be evicted, after the ones closed before it."""
-        self._live.pop(transcript, None)
-        self._finished[transcript] = None
-        transcript.spool.finish(transcript)
-        self.want(transcript)
-        self._share()
-
-    def remove(self, transcript: Transcript) -> None:
-        """Its exec is forgotten: all of it goes but what a waiting reader is still owed.
-
-        That is counted until the reader has taken it, or is waited for no more: else forgetting
-        what nobody reads would fill the memory without anybody noticing.
-        """
-        self._live.pop(transcript, None)
-        self._finished.pop(transcript, None)
-        self.wanting.pop(transcript, None)
-        transcript.remove()
-        self._owed[transcript] = None
-        self._free_owed()
-        self._share()
-
-    def _free_owed(self) -> None:
-        for transcript in list(self._owed):
-            self.used_bytes -= transcript.trim(0)
-            if not transcript.cost:
-                del self._owed[transcript]
-
-    def grew(self, transcript: Transcript, cost: int) -> None:
-        """A live transcript took a record; drop what no longer fits, there and elsewhere."""
-        self.used_bytes += cost
-        if transcript.cost > self.tail_bytes:
-            self.used_bytes -= transcript.trim(self.tail_bytes)
-        self.want(transcript)
-        if self.used_bytes > self._bounds.transcript_total_bytes_max:
-            self.relieve()
-        if transcript.spool.is_on and self._lags(transcript):
-            transcript.lag(self.tail_bytes)
-
-    def _lags(self, transcript: Transcript) -> bool:
-        total = self._bounds.transcript_total_bytes_max
-        return transcript.cost > self.tail_bytes and (
-            transcript.cost > total // 2 or self.used_bytes > total
-        )
-
-    def want(self, transcript: Transcript) -> None:
-        """Have a batch of it written, if there is one to write."""
-        if transcript not in self.wanting and transcript.wants_writing(self.tail_bytes):
-            self.wanting[transcript] = None
-            self.on_want()
-
-    def settle(self, transcript: Transcript) -> None:
-        """More of it may be let go of than before: something was written, or given up."""
-        if transcript in self._live or transcript in self._finished:
-            self.used_bytes -= transcript.trim(self.tail_bytes)
-            self.want(transcript)
-
-    def _share(self) -> None:
-        share = self._bounds.transcript_total_bytes_max // max(1, len(self._live))
-        self.tail_bytes = max(self._bounds.tail_bytes_min, min(self._bounds.tail_bytes_max, share))
-
-    def relieve(self) -> None:
-        """Drop what is over the total: finished tails, then live ones down to their share."""
-        self._free_owed()
-        for transcript in list(self._finished):
-            if self.used_bytes <= self._bounds.transcript_total_bytes_max:
-                return
-            self.used_bytes -= transcript.evict()
-            if not transcript.cost:
-                del self._finished[transcript]
-        for transcript in self._live:
-            if self.used_bytes <= self._bounds.transcript_total_bytes_max:
-                return
-            self.used_bytes -= transcript.trim(self.tail_bytes)
-            self.want(transcript)

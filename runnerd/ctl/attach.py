@@ -26,7 +26,8 @@ nothing else. Output that is no longer kept is named on standard error, and so i
 connection, which is tried for again for a minute.
 
 With -it an exec that has a terminal gets our keys and our size: what its screen showed last comes
-first, then it is made to draw anew. The detach keys (Ctrl-P Ctrl-Q) leave it running; so do TERM,
+first, then it is made to draw anew. -i without -t is refused: where input is a pipe, whoever
+started the exec is its one writer. The detach keys (Ctrl-P Ctrl-Q) leave it running; so do TERM,
 HUP, and with -t alone Ctrl-C. A lost connection is then a bell, as for run -it.
 
 examples:
@@ -89,7 +90,7 @@ def _on_terminal(options: argparse.Namespace, client: Client) -> tuple[Passer, E
     from .terminal import need_terminal  # noqa: PLC0415
 
     if options.interactive:
-        need_terminal()
+        need_terminal("the exec is untouched")
     exec_id: str = options.exec_id
     if client.inspect(exec_id).pty is None:
         raise ClientError(

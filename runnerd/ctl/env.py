@@ -28,8 +28,8 @@ examples:
 def arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the options."""
     parser.epilog = EPILOG
-    parser.add_argument("action", nargs="?", choices=("set", "unset"))
-    parser.add_argument("words", nargs="*", metavar="NAME[=VALUE]")
+    parser.add_argument("action", nargs="?", choices=("set", "unset"), help="none: list the names")
+    parser.add_argument("words", nargs="*", metavar="NAME[=VALUE]", help="what to set or unset")
 
 
 def main(options: argparse.Namespace) -> int:

@@ -156,9 +156,7 @@ class TerminalPasser(Passer):
 
     def _say_doubtful(self) -> None:
         if isinstance(self._feeder, KeyFeeder) and self._feeder.doubtful_bytes:
-            say(
-                "the connection was lost for a while; what was typed just then may not have arrived"
-            )
+            say("what was typed as the connection was lost may not have arrived")
 
     def lost(self, lost: StreamLost) -> None:
         """Ring: a line of ours would stand in the middle of the command's screen."""

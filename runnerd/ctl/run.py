@@ -77,9 +77,12 @@ def arguments(parser: argparse.ArgumentParser) -> None:
     add("-w", "--cwd", "--workdir", metavar="DIR", dest="cwd", help="its working directory")
     add("-u", "--user", metavar="USER", help="name, uid, uid:gid or name:group")
     add("--label", metavar="K=V", action="append", default=[], help="a label, for ps --label")
-    add("--deadline", metavar="S", type=float, help="end the command after S seconds")
+    add("--deadline", metavar="S", type=float, help="end the command S seconds after its start")
     add(
-        "--orphan-ttl", metavar="S", type=float, help="end it once nobody is attached for S seconds"
+        "--orphan-ttl",
+        metavar="S",
+        type=float,
+        help="end it once nobody is attached for S seconds; with -d from its start on",
     )
     add("--stall", metavar="S", type=float, help="end it after S seconds without output or work")
     add("--grace", metavar="S", type=float, help="seconds from TERM to KILL, 5 by default")

@@ -48,8 +48,11 @@ def local_size() -> tuple[int, int] | None:
     return None
 
 
-def need_terminal() -> None:
+def need_terminal(preserved: str = "nothing ran") -> None:
     """Go on only where standard input is a terminal.
+
+    Args:
+        preserved: What is told of what we were to do otherwise.
 
     Raises:
         ClientError: Where it is none.
@@ -57,7 +60,7 @@ def need_terminal() -> None:
     if not os.isatty(0):
         raise ClientError(
             "-t with -i needs a terminal, and standard input is none",
-            preserved="nothing ran",
+            preserved=preserved,
             hint="leave out -t to pass a pipe or a file on, or leave out -i",
         )
 

@@ -207,9 +207,7 @@ class AdoptedTree:
                 if stat.state not in "ZX" and self._send(stat, signal.SIGKILL):
                     self._note_killed(stat)
         return [
-            Survivor(
-                pid=stat.pid, reason="D" if stat.state == "D" else "other", command=stat.command
-            )
+            Survivor(pid=stat.pid, reason=_why(stat), command=stat.command)
             for stat in present[:LISTED_MAX]
         ]
 
@@ -271,3 +269,16 @@ class AdoptedTree:
             or (to == "command" and stat.pid == self._leader)
             or (to == "group" and stat.pgrp == self._leader)
         )
+
+
+def _why(stat: Stat) -> Literal["D", "user", "other"]:
+    """Say why a process may survive a KILL, in the shim's words."""
+    if stat.state == "D":
+        return "D"
+    try:
+        os.kill(stat.pid, 0)  # nothing is sent: the kernel only says whether it could be
+    except PermissionError:
+        return "user"
+    except OSError:
+        pass
+    return "other"

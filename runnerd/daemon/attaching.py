@@ -18,6 +18,7 @@ def subscribe(
     running: Running,
     asked: Attach | ExecAttach,
     after: int | Literal["tail"] = 0,
+    tail_bytes: int | None = None,
 ) -> Subscription:
     """Open a subscription; its answer must be sent before the writer's next turn.
 
@@ -26,6 +27,7 @@ def subscribe(
         running: The exec, started.
         asked: Streams, name, generation and window.
         after: The sequence the reader has, or "tail".
+        tail_bytes: With "tail": so much of what is there already is sent as well.
 
     Raises:
         RequestError: exec_evicted, superseded, cursor_invalid or busy; nothing was changed.
@@ -38,13 +40,21 @@ def subscribe(
             exit=its_exec.exit,
         )
     its_exec.names.check(asked.subscriber, asked.generation)
+    if not its_exec.names.in_use(asked.subscriber):
+        connection.check_room()  # one that only takes an older one's place needs none
+
+    transcript = its_exec.transcript
+    begins_at = 0
+    if tail_bytes is not None:
+        after, begins_at = transcript.tail(tail_bytes)
 
     def make(number: int) -> Subscription:
         return Subscription(
             number,
-            its_exec.transcript,
+            transcript,
             streams=asked.streams,
             after=after,
+            begins_at=begins_at,
             window_bytes=asked.window_bytes,
             subscriber=asked.subscriber,
         )

@@ -32,6 +32,7 @@ from .signalling import send_signal
 _FOLDER: Final = "runnerd-"
 _NAME: Final = re.compile(r"runnerd-[0-9a-f]{16}")
 _PROBE: Final = "probe"
+_COUNTING: Final = ("memory", "pids")  # one by one: where one is not to be had, the other may be
 _CLOSE_TRIES: Final = 20
 _CLOSE_PAUSE_S: Final = 0.005
 
@@ -66,6 +67,12 @@ class Leaf(NamedTuple):
                 name, _, count = line.partition(b" ")
                 if name == b"oom_kill":
                     return int(count)
+        return None
+
+    def peak_tasks(self) -> int | None:
+        """Return how many threads were in it at most, all processes together, None if not told."""
+        with contextlib.suppress(OSError, ValueError):
+            return int((self.folder / "pids.peak").read_bytes())
         return None
 
     def remove(self) -> bool:
@@ -136,7 +143,7 @@ class Leaves:
         self._folder = folder
         self._lock = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
         fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        _give_memory_to(folder)
+        _give_controllers_to(folder)
         leaf = Leaf(folder / _PROBE)
         leaf.folder.mkdir(0o755)
         try:
@@ -246,13 +253,14 @@ def _unescaped(field: str) -> str:
     return re.sub(r"\\([0-7]{3})", lambda found: chr(int(found[1], 8)), field)
 
 
-def _give_memory_to(folder: Path) -> None:
-    """Turn the memory controller on for what is made in our folder, if our cgroup lets us."""
+def _give_controllers_to(folder: Path) -> None:
+    """Turn on what counts in the leaves made in our folder, as far as our cgroup lets us."""
     # EBUSY in the first: processes are in it, as ours in a container. Nobody is moved.
-    for each in (folder.parent, folder):
-        with contextlib.suppress(OSError):
-            if "memory" not in (each / "cgroup.subtree_control").read_text().split():
-                (each / "cgroup.subtree_control").write_text("+memory")
+    for name in _COUNTING:
+        for each in (folder.parent, folder):
+            with contextlib.suppress(OSError):
+                if name not in (each / "cgroup.subtree_control").read_text().split():
+                    (each / "cgroup.subtree_control").write_text(f"+{name}")
 
 
 def _removed(folder: Path) -> bool:

@@ -6,7 +6,7 @@ import math
 import time
 from collections.abc import Callable
 
-from runnerd.core.clocks import Clocks
+from runnerd.core.execs import Exec
 from runnerd.protocol.answers import Reason
 
 from .freezes import Freezes
@@ -15,10 +15,10 @@ from .timers import Timers
 
 
 class ClockWatch:
-    """Runs an exec's clocks from execve to the command's exit.
+    """Runs an exec's clocks from execve to the command's exit; does nothing where it has none.
 
     Args:
-        clocks: What they say.
+        its_exec: Whose clocks.
         poller: Calls at their times.
         owner: Who is told of a failure.
         freezes: Tells of time that nobody had.
@@ -28,53 +28,68 @@ class ClockWatch:
 
     def __init__(
         self,
-        clocks: Clocks,
+        its_exec: Exec,
         poller: Poller,
         owner: Owner,
         freezes: Freezes,
         look: Callable[[], float | None],
         end: Callable[[Reason], None],
     ) -> None:
-        self._clocks = clocks
+        self._clocks = its_exec.clocks
         self._timers = Timers(poller, owner)
         self._freezes = freezes
         self._look = look
         self._end = end
 
     def start(self) -> None:
-        """Begin."""
+        """The command runs."""
         self._freezes.add(self)
-        self.changed()
+        self._changed()
 
     def stop(self) -> None:
-        """The command has exited."""
-        self._clocks.ended()
-        self._freezes.discard(self)
-        self._timers.cancel_all()
+        """The command has exited, or is being ended."""
+        if self._clocks is not None:
+            self._clocks.ended()
+            self._clocks = None
+            self._freezes.discard(self)
+            self._timers.cancel_all()
 
-    def changed(self) -> None:
-        """What is next may be nearer or further than it was."""
-        if self._clocks.next_s < math.inf:
-            self._timers.arm("next", self._clocks.next_s, self._due)
-        else:
-            self._timers.cancel("next")
+    def output_read(self) -> None:
+        """It has written something."""
+        if self._clocks is not None and self._clocks.output(time.monotonic()):
+            self._changed()
+
+    def readers_counted(self, count: int) -> None:
+        """So many are attached; the first may be before the command runs, its start's own."""
+        if self._clocks is not None:
+            self._clocks.attached(count, time.monotonic())
+            self._changed()
 
     def frozen(self, since_s: float, now_s: float) -> None:
         """Everything stood still between these times."""
-        self._clocks.frozen(since_s, now_s)
-        self.changed()
+        if self._clocks is not None:
+            self._clocks.frozen(since_s, now_s)
+            self._changed()
+
+    def _changed(self) -> None:
+        # What is next may be nearer or further than it was.
+        next_s = math.inf if self._clocks is None else self._clocks.next_s
+        if next_s < math.inf:
+            self._timers.arm("next", next_s, self._due)
+        else:
+            self._timers.cancel("next")
 
     def _due(self) -> None:
-        now_s = time.monotonic()
-        reason = self._reason(now_s)
+        reason = self._reason(time.monotonic())
         if reason is None:
-            self.changed()
+            self._changed()
             return
         # One end is all a clock has to ask for: the grace and the KILL after it are the shim's.
         self.stop()
         self._end(reason)
 
     def _reason(self, now_s: float) -> Reason | None:
+        assert self._clocks is not None
         what = self._clocks.due(now_s)
         if what == "look":
             return "stalled" if self._clocks.looked(self._look(), now_s) else None

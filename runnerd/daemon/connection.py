@@ -264,17 +264,25 @@ class Connection:
             generation: Of its name; checked before.
 
         Raises:
-            RequestError: busy at the limit, or what `make` raises.
+            RequestError: What `make` raises.
         """
-        self.reserve_subscription()
-        try:
-            subscription = make(self._next_subscription)
-        finally:
-            self.unreserve_subscription()
+        subscription = make(self._next_subscription)
         self._next_subscription += 1
         self._outgoing.open(subscription, running)
         running.readers.add(subscription, self, generation)
         return subscription
+
+    def check_room(self) -> None:
+        """Refuse one more subscription where there is no room for it.
+
+        Raises:
+            RequestError: busy at the limit.
+        """
+        most = self._service.bounds.subscriptions_max
+        if self._service.counters.subscriptions >= most:
+            raise RequestError(
+                "busy", f"{most} subscriptions are open; that is the most", retry_after_s=1.0
+            )
 
     def reserve_subscription(self) -> None:
         """Keep room for one that is to be opened later.
@@ -282,12 +290,8 @@ class Connection:
         Raises:
             RequestError: busy at the limit.
         """
-        counters, most = self._service.counters, self._service.bounds.subscriptions_max
-        if counters.subscriptions >= most:
-            raise RequestError(
-                "busy", f"{most} subscriptions are open; that is the most", retry_after_s=1.0
-            )
-        counters.subscriptions += 1
+        self.check_room()
+        self._service.counters.subscriptions += 1
         self._reserved += 1
 
     def unreserve_subscription(self) -> None:

@@ -81,7 +81,7 @@ def _cancel_answer(running: Running, *, wait: bool) -> CancelAnswer | None:
         return CancelAnswer(outcome="ended", receipt=its_exec.receipt, exit=its_exec.exit)
     if its_exec.survivors:
         return CancelAnswer(outcome="survivors", receipt=its_exec.receipt, exit=its_exec.exit)
-    if not wait and running.end_confirmed:
+    if not wait and running.tree.end_confirmed:
         return CancelAnswer(outcome="ending", receipt=its_exec.receipt, exit=its_exec.exit)
     return None
 

@@ -66,7 +66,7 @@ def exec_info(
         stdin_open=stdin is not None and stdin.is_open and not stdin.eof,
         subscriptions=len(running.readers),
         transcript=transcript.state,
-        pty=running.terminal_size,
+        pty=running.streams.terminal_size,
         spool=transcript.spool.state,
         spool_reason=transcript.spool.reason,
         ending=its_exec.ending,
@@ -122,9 +122,9 @@ def start_answer(past: Past) -> StartAnswer:
 def _members(running: Running) -> list[Stat] | None:
     """Return its living processes, None where we cannot look."""
     try:
-        found = running.adopted_members()
+        found = running.tree.adopted_members()
         if found is None:
-            found = [] if running.shim_pid is None else descendants(running.shim_pid)
+            found = [] if running.tree.shim_pid is None else descendants(running.tree.shim_pid)
     except OSError:
         return None
     living = [stat for stat in found if stat.state not in "ZX"]
@@ -133,7 +133,7 @@ def _members(running: Running) -> list[Stat] | None:
 
 
 def _usage(running: Running, members: list[Stat]) -> Usage:
-    shim = None if running.shim_pid is None else read_stat(running.shim_pid)
+    shim = None if running.tree.shim_pid is None else read_stat(running.tree.shim_pid)
     return Usage(
         processes=len(members),
         rss_bytes=sum(stat.rss_bytes for stat in members),
@@ -143,7 +143,7 @@ def _usage(running: Running, members: list[Stat]) -> Usage:
 
 
 def _holders(running: Running, members: list[Stat]) -> list[Holder]:
-    inodes = running.inodes()
+    inodes = running.streams.inodes()
     if not inodes:
         return []
     seen = [(stat, pipe_holders(stat.pid, inodes)) for stat in members]

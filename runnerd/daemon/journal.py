@@ -204,7 +204,9 @@ class Journal:
             return
         self._tickets += 1
         self._waiting[self._tickets] = time.monotonic(), owner, on_done
-        self._queue.put(_Writing(rows, meta, ticket=self._tickets))
+        # With what was put off before it: once a row is written, so is all that came before.
+        self._queue.put(_Writing(self._lazy | rows, self._lazy_meta | meta, ticket=self._tickets))
+        self._lazy, self._lazy_meta = {}, {}
 
     def _gives_up(self) -> bool:
         """Fail it where the thread does not come back from the disk; returns whether it did."""

@@ -19,7 +19,7 @@ from typing import Final, NamedTuple
 
 import msgspec
 
-from runnerd.core.past import Past, pack_past, unpack_past
+from runnerd.core.past import PackedPast, Past, look_into, pack_past
 
 NAME: Final = "journal.sqlite"
 ASIDE: Final = "journal.corrupt-"
@@ -67,7 +67,7 @@ class Kept(NamedTuple):
         moved: Why a damaged file was moved aside and a new one begun, or None.
     """
 
-    pasts: list[Past]
+    pasts: list[PackedPast]
     starts: int
     fence: int | None
     dropped: int
@@ -225,10 +225,10 @@ def _load(connection: sqlite3.Connection, pasts_max: int) -> Kept:
         "SELECT number, past FROM execs ORDER BY number DESC LIMIT ?", (pasts_max,)
     ).fetchall()
     meta = dict(connection.execute("SELECT name, value FROM meta"))
-    pasts: list[Past] = []
+    pasts: list[PackedPast] = []
     for number, packed in reversed(newest):
         try:
-            past = unpack_past(packed)
+            past = look_into(packed)
         except (msgspec.DecodeError, TypeError) as error:
             raise _DamagedError(f"'{NAME}' has a row that is not ours: {error}") from error
         if past.number != number:

@@ -38,6 +38,8 @@ _WHAT: Final = {
 _NO_DEVPTS: Final = "devpts must be mounted at /dev/pts, and /dev/ptmx be its ptmx"
 # Where the kind's own hint, that something must exist, would lead astray.
 _HINTS: Final = {
+    ("rlimit", "EPERM"): "ask for no more than the daemon's own hard limit; only root has more",
+    ("nice", "EACCES"): "only root can ask for a priority above the daemon's own",
     ("exec", "EACCES"): "the command's user must be allowed to execute it, and to reach it",
     ("exec", "ENOEXEC"): "name the interpreter in front of it, or in a first line with #!",
     ("exec", "E2BIG"): "pass less: by stdin, or in a file",
@@ -281,7 +283,7 @@ def explain_failure(
         "cwd": f"cannot enter '{cwd}'",
         "user": f"cannot become user '{params.user}'",
         "groups": f"cannot take the groups of '{params.user}'",
-        "rlimit": "cannot set the resource limits asked for",
+        "rlimit": f"cannot set {_limits_at_fault(params)}",
         "fork": "cannot make the command's process",
         "nice": f"cannot set nice {params.nice}",
         "killed": "the process was killed before it became the command",
@@ -290,3 +292,14 @@ def explain_failure(
         return start_failed(stage, errno.EINTR, f"{subject}, by signal {number}")
     what = _WHAT.get((stage, name)) or os.strerror(number).lower()
     return start_failed(stage, number, f"{subject}: {what}")
+
+
+def _limits_at_fault(params: ExecStart) -> str:
+    """Name the limits above the daemon's own hard ones; all of them where none is."""
+    hard_now = {name: resource.getrlimit(RLIMITS[name])[1] % 2**64 for name in params.rlimits}
+    too_high = [
+        f"{name} to {hard} (the daemon's hard limit is {hard_now[name]})"
+        for name, (_, hard) in params.rlimits.items()
+        if rlimit_number(hard) > hard_now[name]
+    ]
+    return "rlimit " + ", ".join(too_high or params.rlimits)

@@ -30,6 +30,7 @@ from runnerd.protocol.errors import RequestError
 from runnerd.protocol.requests import (
     METHODS,
     PROTOCOL_VERSIONS,
+    Attach,
     DaemonMetrics,
     EnvSet,
     ExecAck,
@@ -140,38 +141,52 @@ def _ping(call: Call, _params: NoParams) -> None:
 
 
 def _start(call: Call, params: ExecStart) -> None:
+    connection = call.connection
+    has_room = False
+
+    def admit() -> None:
+        # Before anything runs: a started command whose attach is refused would be a lie.
+        nonlocal has_room
+        if params.attach is not None:
+            connection.reserve_subscription()
+            has_room = True
+
+    def use_room() -> None:
+        nonlocal has_room
+        if has_room:
+            has_room = False
+            connection.unreserve_subscription()
+
     @call.later
     def started(outcome: Running | Past | RequestError, *, created: bool) -> None:
+        use_room()
         if isinstance(outcome, RequestError):
-            if params.attach is not None:
-                call.connection.unreserve_subscription()
             call.answer(outcome)
-            return
-        if isinstance(outcome, Past):
-            if params.attach is not None:
-                call.connection.unreserve_subscription()
+        elif isinstance(outcome, Past):
             call.answer(start_answer(outcome))
-            return
-        call.answer(_start_answer(call, outcome, params, created=created))
+        else:
+            call.answer(_start_answer(call, outcome, params.attach, created=created))
 
-    if params.attach is not None:
-        # Before anything runs: a started command whose attach is refused would be a lie.
-        call.connection.reserve_subscription()
     try:
-        call.service.start(params, started)
+        call.service.start(params, started, admit)
     except BaseException:
-        if params.attach is not None:
-            call.connection.unreserve_subscription()
+        use_room()
         raise
 
 
-def _start_answer(call: Call, running: Running, params: ExecStart, *, created: bool) -> StartAnswer:
-    its_exec, attach = running.exec, params.attach
+def _start_answer(
+    call: Call, running: Running, attach: Attach | None, *, created: bool
+) -> StartAnswer:
+    its_exec = running.exec
     subscription = None
-    if attach is not None:
-        call.connection.unreserve_subscription()
-        if not call.connection.is_gone and its_exec.transcript.state != "evicted":
+    evicted = its_exec.transcript.state == "evicted"
+    if attach is not None and not call.connection.is_gone and not evicted:
+        try:
             subscription = subscribe(call.connection, running, attach)
+        except RequestError as error:
+            # What is known of a start is told again, whether or not there is room to read it.
+            if created or error.kind != "busy":
+                raise
     assert its_exec.pid is not None
     return StartAnswer(
         exec_id=its_exec.exec_id,
@@ -187,10 +202,7 @@ def _start_answer(call: Call, running: Running, params: ExecStart, *, created: b
 def _attach(call: Call, params: ExecAttach) -> None:
     running = call.service.known(params.exec_id, no_output)
     its_exec = running.exec
-    after = params.after
-    if params.tail_bytes is not None:
-        after = its_exec.transcript.seq_before_tail(params.tail_bytes)
-    subscription = subscribe(call.connection, running, params, after)
+    subscription = subscribe(call.connection, running, params, params.after, params.tail_bytes)
     call.answer(
         AttachAnswer(
             subscription=subscription.number,
@@ -226,7 +238,7 @@ def _write(call: Call, params: ExecWrite) -> None:
     def reply(outcome: WriteAnswer | RequestError) -> None:
         call.answer(outcome)
 
-    running.write(params, reply, writer=call.connection)
+    running.streams.write(params, reply, writer=call.connection)
 
 
 def _signal(call: Call, params: ExecSignal) -> None:
@@ -242,12 +254,12 @@ def _signal(call: Call, params: ExecSignal) -> None:
             outcome if isinstance(outcome, RequestError) else SignalAnswer(signalled=outcome)
         )
 
-    running.signal(params.number, params.to, reply)
+    running.tree.signal(params.number, params.to, reply)
 
 
 def _resize(call: Call, params: ExecResize) -> None:
     running = call.service.known(params.exec_id, over)
-    running.resize(TerminalSize(rows=params.rows, cols=params.cols))
+    running.streams.resize(TerminalSize(rows=params.rows, cols=params.cols))
     call.answer(Empty())
 
 

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+from runnerd.core.blocks import Record
 from runnerd.core.execs import Exec
 from runnerd.core.flow import Gap, Subscription, Terminal
-from runnerd.core.spool import Record
 from runnerd.core.transcript import STREAMS
 from runnerd.protocol.answers import ClosedNote, ExitedNote, GapNote, HeartbeatNote, OutputNote
 from runnerd.protocol.codec import Codec

@@ -15,8 +15,8 @@ from typing import TYPE_CHECKING, Final
 
 import trio
 
+from runnerd.core.blocks import Block, Record
 from runnerd.core.flow import Subscription
-from runnerd.core.spool import Block, Record
 from runnerd.protocol.answers import SupersededNote
 from runnerd.protocol.codec import Codec
 
@@ -70,23 +70,24 @@ class Outgoing:
         self._is_slow = False
         self._is_bulk = False
         self._is_last = False
-        self._is_refused = False
+        self._is_given_up = False  # its connection is about to be closed
         self._wake_slow = trio.Event()
         self._progress = trio.Event()
 
     def stray(self, error: Exception) -> None:
-        """Take the failure of a flush: this connection's own."""
+        """Take the failure of a flush: this connection's own, and its last."""
+        self._is_given_up = True
         self._service.stray(error, "connection", connection=self._number)
         self._on_gone()
 
     def send(self, message: bytearray) -> None:
         """Queue a message, before all output."""
-        if self._is_refused or self._sock.fileno() < 0:
+        if self._is_given_up or self._sock.fileno() < 0:
             return
         self._outbox.append(message)
         self._outbox_bytes += len(message)
         if self._outbox_bytes > self._service.bounds.outgoing_bytes_max:
-            self._is_refused = True  # a peer that asks and does not read
+            self._is_given_up = True  # a peer that asks and does not read
             self._outbox.clear()
             self._service.counters.connections_stuck += 1
             self._on_gone()
@@ -143,7 +144,7 @@ class Outgoing:
 
     def flush(self) -> None:
         """Write one batch, or as much of it as the socket takes now; the next in its turn."""
-        if self._is_slow or self._sock.fileno() < 0:
+        if self._is_slow or self._is_given_up or self._sock.fileno() < 0:
             return
         self._rest = list(self._next_batch())
         if not self._write_some():

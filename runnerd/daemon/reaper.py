@@ -25,6 +25,7 @@ from .log import Log
 from .poller import Owner, Poller
 from .procfs import read_stat
 from .shims import ShimPool
+from .statuses import told_by_wait
 
 _SWEEP_S = 5.0  # a SIGCHLD cannot be lost, but a sweep costs nothing and needs no proof
 _CONTINUE_S = 0.05  # between a stop and CONT: a command that stops its shim for ever keeps us from
@@ -100,19 +101,7 @@ class Reaper:
             self._pool.reaped(shim)
             if status:
                 self._log.debug("shim_ended", pid=pid, status=status)
-        exit_status = ExitStatus(
-            code=os.WEXITSTATUS(status) if os.WIFEXITED(status) else None,
-            signal=os.WTERMSIG(status) if os.WIFSIGNALED(status) else None,
-            core_dumped=os.WCOREDUMP(status),
-            at_s=time.monotonic(),
-            cpu_user_s=usage.ru_utime,
-            cpu_system_s=usage.ru_stime,
-            peak_rss_bytes=usage.ru_maxrss * 1024,
-            minor_faults=usage.ru_minflt,
-            major_faults=usage.ru_majflt,
-            block_reads=usage.ru_inblock,
-            block_writes=usage.ru_oublock,
-        )
+        exit_status = told_by_wait(status, usage, time.monotonic())
         adopted = self._adopted.pop(pid, None)
         if adopted is not None:
             owner, on_exit = adopted

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from runnerd.core.bounds import Bounds
-from runnerd.core.past import Past
+from runnerd.core.past import PackedPast
 
 from .state import StateDirectory, find_state
 
@@ -38,7 +38,7 @@ class Memory:
     def __init__(self, asked: str | None, bounds: Bounds, wall_s: float) -> None:
         self.file: JournalFile | None = None
         self.warnings: list[str] = []
-        self.pasts: list[Past] = []
+        self.pasts: list[PackedPast] = []
         self.starts = 0
         self.dropped = 0
         self.fence: int | None = None

@@ -1,13 +1,14 @@
-"""One exec at work: its shim, pipes or terminal, timers, subscribers and waiters.
+"""One exec at work: what happens to it, and what follows from that.
 
-Facts come in (a message of the shim, bytes, a timer, a request), core/execs.py says what follows,
-and `_carry_out` does it: the one place where a decision becomes an effect, so that nothing can
-happen uncounted.
+Facts come in (a message of the shim, the end of its output, a timer, a request), core/execs.py
+says what follows, and `_carry_out` does it: the one place where a decision becomes an effect, so
+that nothing can happen uncounted. Its parts know nothing of one another: its start (starting.py),
+its processes (tree.py), streams (exec_streams.py), clocks (clock_watch.py) and readers
+(readers.py).
 """
 
 from __future__ import annotations
 
-import errno
 import functools
 import time
 from collections.abc import Callable
@@ -30,11 +31,10 @@ from runnerd.core.execs import (
     SendEnd,
 )
 from runnerd.core.life import State
-from runnerd.core.oom import SIGKILL
 from runnerd.core.past import Past
-from runnerd.protocol.answers import Exit, Reason, TerminalSize
-from runnerd.protocol.errors import RequestError, invalid
-from runnerd.protocol.requests import ExecStart, ExecWrite
+from runnerd.protocol.answers import Exit, Reason
+from runnerd.protocol.errors import RequestError
+from runnerd.protocol.requests import ExecStart
 from runnerd.protocol.shimwire import (
     Empty,
     Ending,
@@ -45,7 +45,6 @@ from runnerd.protocol.shimwire import (
     LeafRefused,
     OomAdjRefused,
     Parked,
-    Scope,
     ShimMessage,
     Signalled,
     Started,
@@ -53,19 +52,14 @@ from runnerd.protocol.shimwire import (
     Termed,
 )
 
-from .adopted import AdoptedTree, Kin
-from .cgroup import Leaf
 from .clock_watch import ClockWatch
 from .effects import each_of
-from .ending import EndMessage, ShimEnder
-from .output_pump import OutputPump
-from .pipes import Streams
-from .procfs import Stat, tree_use
+from .exec_streams import ExecStreams
 from .readers import Readers
-from .shims import Shim
 from .starting import Starting
-from .stdin_pump import Reply, StdinPump
+from .statuses import told_by_shim
 from .timers import Timers
+from .tree import Tree
 
 if TYPE_CHECKING:
     from .service import Service
@@ -90,6 +84,11 @@ class Running:
         its_exec: The exec, accepted.
         params: As requested.
         on_start: Called once: with itself after execve succeeded, or with the true error.
+
+    Attributes:
+        tree: Its processes.
+        streams: Its pipes or terminal.
+        readers: Who reads its output.
     """
 
     def __init__(
@@ -101,39 +100,47 @@ class Running:
     ) -> None:
         self.exec = its_exec
         self._service = service
-        self._poller = service.poller
         # By insertion, and quick to leave: thousands may wait for one exec.
         self._exit_waiters: dict[Callable[[Exit], None], None] = {}
         self._end_waiters: dict[Callable[[], None], None] = {}
-        self._signal_waiters: list[Callable[[int | RequestError], None]] = []
         self._timers = Timers(service.poller, self)
-        self._shim: Shim | None = None
-        self._leaf: Leaf | None = None
-        self._pipes: Streams | None = None
-        self._output: OutputPump | None = None
-        self._stdin: StdinPump | None = None
-        self._ender: ShimEnder | None = None
-        self._adopted: AdoptedTree | None = None
-        self._clocks: ClockWatch | None = None
         self._status: ExitStatus | None = None  # as reported, whatever became of it
         self._strays = 0
-        self._asked_score = params.oom_score_adj
         self._on_start = [on_start]
+        self.tree = Tree(
+            service,
+            its_exec,
+            self,
+            asked_score=params.oom_score_adj,
+            on_exited=self._exited,
+            on_empty=self._left,
+            on_news=self._end_changed,
+        )
         self._starting = Starting(
             service,
             its_exec,
             params,
             self,
             on_known=self._start_known,
-            end_half_made=self._end_half_made,
+            end_half_made=self.tree.end_half_made,
+        )
+        self._clocks = ClockWatch(
+            its_exec, service.poller, self, service.freezes, self.tree.cpu_s, self._clock_ended
         )
         self.readers = Readers(
             its_exec,
             service.poller,
             self,
-            tail_bytes=self._tail_bytes,
+            tail_bytes=lambda: service.registry.budget.tail_bytes,
             on_progress=self._readers_progressed,
-            on_count=self._readers_counted,
+            on_count=self._clocks.readers_counted,
+        )
+        self.streams = ExecStreams(
+            service,
+            its_exec,
+            self,
+            on_output=self.readers.wake if its_exec.clocks is None else self._output_read,
+            on_eof=self._streams_at_eof,
         )
         its_exec.transcript.on_room = self._room_made
 
@@ -149,10 +156,8 @@ class Running:
             self._attempt(self._hand_over)
 
     def _hand_over(self) -> None:
-        self._pipes = self._starting.pipes
-        self._shim = self._starting.launch(self._take_message, self._shim_lost)
-        self._leaf = self._shim.leaf
-        self._ender = ShimEnder(self.exec, self._shim, self._poller, self)
+        self.streams.take(self._starting.pipes)
+        self.tree.handed_to(self._starting.launch(self._take_message, self._shim_lost))
 
     def _attempt(self, part_of_start: Callable[[], None]) -> None:
         try:
@@ -178,82 +183,37 @@ class Running:
             case Started():
                 self._started(message)
             case Exited():
-                self._exited(status_of(message))
+                self._exited(told_by_shim(message))
             case Empty():
-                self._left_by_shim()
+                self.tree.left_by_shim()
             case Failed():
                 self._starting.failed(message)
             case Signalled():
-                if self._signal_waiters:
-                    self._signal_waiters.pop(0)(outcome_of(message))
-            case LeafRefused() | OomAdjRefused():
-                self._goes_without(message)
+                self.tree.signalled(message)
+            case LeafRefused():
+                self.tree.leaf_refused(message.errno)
+            case OomAdjRefused():
+                self._service.log.warning(
+                    "oom_score_adj_refused", exec_id=self.exec.exec_id, errno=message.errno
+                )
             case Ending() | Termed() | Killing() | Killed() | Survivors():
-                self._end_goes_on(message)
+                self.tree.end_goes_on(message)
             case Parked():
                 pass  # the shim itself keeps what it says
-
-    def _goes_without(self, message: LeafRefused | OomAdjRefused) -> None:
-        if isinstance(message, LeafRefused):
-            self._leaf = None
-            self._service.pool.leaf_refused(message.errno)
-        else:
-            self._service.log.warning(
-                "oom_score_adj_refused", exec_id=self.exec.exec_id, errno=message.errno
-            )
-
-    def _end_goes_on(self, message: EndMessage) -> None:
-        if self._ender is None:
-            return
-        self._ender.take(message)
-        if isinstance(message, Survivors):
-            self._service.counters.survivors += len(message.processes)
-        if isinstance(message, Ending | Survivors):
-            self._end_changed()
-
-    def _left_by_shim(self) -> None:
-        if self._leaf is not None and self.exec.is_live and self._leaf.pids():
-            self._adopt()  # not below the shim, and in its cgroup all the same
-        else:
-            self._emptied()
-
-    def _emptied(self) -> None:
-        if self.exec.state not in (State.DRAINING, State.LINGERING):
-            return
-        output, lingered = self._output, self.exec.state is State.LINGERING
-        if lingered and output is not None:
-            self.exec.discarded(output.bytes_left())
-        self._carry_out(self.exec.emptied(time.monotonic(), time.time()))
-        if not lingered and output is not None and output.drain():
-            self._drained()  # what is in the pipes now is the last of it
 
     def _started(self, message: Started) -> None:
         if self.exec.state is not State.STARTING:
             return
-        assert self._pipes is not None
         at_s = message.at_ns / 1e9
         # Of then, not of now: a command can have ended before its start is heard of here.
         at = time.time() - max(0.0, time.monotonic() - at_s)
         actions = self.exec.started(message.pid, message.oom_score_adj, at_s, at)
-        self._output = OutputPump(
-            self.exec,
-            self._pipes,
-            self._poller,
-            tail_bytes=self._tail_bytes,
-            owner=self,
-            on_output=self.readers.wake if self.exec.clocks is None else self._output_read,
-            on_eof=self._pipes_at_eof,
-            big_pipes=self._service.big_pipes,
-        )
-        if self.exec.stdin is not None:
-            self._stdin = StdinPump(
-                self.exec.stdin, self._pipes, self._service.stdin_totals, self._poller, self
-            )
-        self._service.observe_started(self.exec)
+        self.streams.make_pumps()
+        self._service.observer.started(self.exec)
         self._service.reaper.commands.add(message.pid)
         self._starting.succeeded()
         self.readers.hold_changed()
-        self._output.start()
+        self.streams.start_reading()
         self._carry_out(actions)
         self._starting.run_waiting()
 
@@ -266,60 +226,21 @@ class Running:
             lambda: None if error is None else self._end_changed(),
         )
 
-    def _end_half_made(self, child_pid: int) -> None:
-        self._adopted = self._adopt_tree(child_pid)
-        self._adopted.end(0.0)
-
-    def _tail_bytes(self) -> int:
-        return self._service.registry.budget.tail_bytes
-
     def _readers_progressed(self) -> None:
         self._service.registry.budget.want(self.exec.transcript)
-        if self._output is not None and self._output.is_waiting:
-            self._output.gate_changed()
-
-    # ------------------------------------------------------------------ clocks
-
-    def _run_clocks(self) -> None:
-        assert self.exec.clocks is not None
-        self._clocks = ClockWatch(
-            self.exec.clocks,
-            self._poller,
-            self,
-            self._service.freezes,
-            self._cpu_s,
-            self._clock_ended,
-        )
-        self._clocks.start()
-
-    def _clock_ended(self, reason: Reason) -> None:
-        self.end(reason)
-
-    def _output_read(self) -> None:
-        clocks = self.exec.clocks
-        if clocks is not None and clocks.output(time.monotonic()) and self._clocks is not None:
-            self._clocks.changed()
-        self.readers.wake()
-
-    def _readers_counted(self, count: int) -> None:
-        # The first is there before they run: the start's own.
-        if self.exec.clocks is not None:
-            self.exec.clocks.attached(count, time.monotonic())
-        if self._clocks is not None:
-            self._clocks.changed()
-
-    def _cpu_s(self) -> float | None:
-        """Return the CPU seconds of its tree, those of its dead included; None where unseen."""
-        use = None if self.shim_pid is None else tree_use(self.shim_pid)
-        if use is None:
-            return None
-        self.exec.saw_processes(use.processes)
-        return use.cpu_s
+        self.streams.gate_changed()
 
     def _room_made(self) -> None:
         self._readers_progressed()
         if not self.exec.transcript.spool.is_on:
             self.readers.wake()  # there may be a gap to be told
+
+    def _output_read(self) -> None:
+        self._clocks.output_read()
+        self.readers.wake()
+
+    def _clock_ended(self, reason: Reason) -> None:
+        self.end(reason)
 
     # ------------------------------------------------------------------ exit
 
@@ -327,33 +248,18 @@ class Running:
         if self.exec.status is not None or self.exec.state is State.STARTING:
             return
         self._status = status
-        self._note_own_oom_kills()
+        self.tree.read_leaf()
         if self.exec.pid is not None:
             self._service.reaper.commands.discard(self.exec.pid)
-        if self._clocks is not None:
-            self._clocks.stop()
-            self._clocks = None
+        self._clocks.stop()
         if self._service.guard.cause() is not None:
             # The lifeline ends natively, before the loop hears of it: the stop may have acted
             # on this command already.
             self.exec.end("stopped", STOP_GRACE_S, time.monotonic())
-        ender = self._ender
-        # Not ours for certain: the shim had not begun to end anything yet, or TERM met a command
-        # that does not handle it, so an exit by code cannot be the answer to it.
-        not_our_signal = status.code is not None or (
-            status.signal == SIGKILL and not self.exec.forced
-        )
-        by_itself = self._adopted is None and (
-            ender is None or not ender.confirmed or (ender.leader_was_default and not_our_signal)
-        )
-        self._carry_out(self.exec.exited(status, by_itself=by_itself))
+        actions = self.exec.exited(status, by_itself=self.tree.had_no_part_in(status))
+        self._carry_out(actions)
 
-    def _note_own_oom_kills(self) -> None:
-        # Twice: at the exit it is there for certain, and more may die until that is published.
-        if self._leaf is not None:
-            self.exec.own_oom_kills(self._leaf.oom_kills())
-
-    def _pipes_at_eof(self) -> None:
+    def _streams_at_eof(self) -> None:
         if self.exec.state in (State.DRAINING, State.DRAINING_EMPTY):
             self._drained()
 
@@ -361,9 +267,9 @@ class Running:
         self._timers.cancel("drain")
         if self.exec.state not in (State.DRAINING, State.DRAINING_EMPTY):
             return
-        if self.exec.state is State.DRAINING_EMPTY and self._output is not None:
-            self.exec.discarded(self._output.bytes_left())  # of who is no process of it
-        self._note_own_oom_kills()
+        if self.exec.state is State.DRAINING_EMPTY:
+            self.streams.count_rest()  # of who is no process of it
+        self.tree.read_leaf()  # again: more may have died of it since the exit
         actions = self.exec.drained(
             time.monotonic(),
             time.time(),
@@ -381,7 +287,7 @@ class Running:
             case SendEnd():
                 self._send_end(action.grace_s)
             case RunClocks():
-                self._run_clocks()
+                self._clocks.start()
             case Drain():
                 self._drain(action.until_s)
             case Publish():
@@ -391,57 +297,40 @@ class Running:
 
     def _drain(self, until_s: float) -> None:
         self._timers.arm("drain", until_s, self._drained)  # first: a drain that fails still ends
-        if self._output is None or self._output.drain():
+        if self.streams.drain():
             self._drained()
 
     def _publish(self, its_exit: Exit) -> None:
         waiters, self._exit_waiters = self._exit_waiters, {}
         each_of(
-            lambda: self._service.observe_exited(self.exec, its_exit),
-            lambda: None if self._output is None else self._output.discard(),
-            lambda: None if self._stdin is None else self._stdin.close(),
+            lambda: self._service.observer.exited(self.exec, its_exit),
+            self.streams.discard,
+            self.streams.close_stdin,
             self.readers.wake,
             *(functools.partial(waiter, its_exit) for waiter in waiters),
         )
 
     def _close(self) -> None:
         self._timers.cancel_all()
-        # The shim left before it had read them: nothing was signalled.
-        waiters, self._signal_waiters = self._signal_waiters, []
         each_of(
-            lambda: None if self._output is None else self._output.close(),
-            lambda: None if self._ender is None else self._ender.forget_timers(),
-            *(functools.partial(waiter, 0) for waiter in waiters),
-            lambda: self._service.observe_closed(self.exec),
+            self.streams.close,
+            self.tree.close,
+            lambda: self._service.observer.closed(self.exec),
             lambda: self._service.closed(self),
             self.readers.wake,
             self._end_changed,
-            self._let_go,
         )
-
-    def _let_go(self) -> None:
-        # The record stays for an hour, its machinery does not.
-        self._shim = self._pipes = self._output = self._stdin = None
-        self._ender = self._adopted = None
 
     # ------------------------------------------------------------------ ending
 
     def end(self, reason: Reason, grace_s: float | None = None) -> None:
         """End the exec with everything it started; see Exec.end."""
         self._carry_out(self.exec.end(reason, grace_s, time.monotonic()))
-        if self.exec.state is State.STARTING and self._shim is None:
+        if self.exec.state is State.STARTING and self.tree.shim is None:
             self._starting.give_up()  # accepted and not launched yet: it never is
 
     def _send_end(self, grace_s: float) -> None:
-        if self._adopted is not None:
-            self._adopted.end(grace_s)
-        elif self._ender is not None:
-            self._ender.end(grace_s)
-
-    def force(self) -> None:
-        """Its shim has had its time: end what is left without it."""
-        if self._adopted is None and self._shim is not None and not self.exec.survivors:
-            self._shim.kill()
+        self.tree.end(grace_s)
 
     def when_ended(self, call: Callable[[], None]) -> None:
         """Call once it is closed, or it is known who survives; again may be called for news."""
@@ -450,11 +339,6 @@ class Running:
     def _end_changed(self) -> None:
         waiters, self._end_waiters = self._end_waiters, {}
         each_of(*waiters)
-
-    @property
-    def end_confirmed(self) -> bool:
-        """Whether the ending has begun for certain."""
-        return self._adopted is not None or (self._ender is not None and self._ender.confirmed)
 
     def when_exited(self, call: Callable[[Exit], None]) -> None:
         """Call once the exit is published."""
@@ -468,15 +352,15 @@ class Running:
         """Do not call it any more."""
         self._end_waiters.pop(call, None)
 
-    # ------------------------------------------------------------------ a shim that is gone
+    # ------------------------------------------------------------------ its processes
 
     def _shim_lost(self) -> None:
         if self.exec.is_empty or self.exec.state in (State.FAILED, State.CLOSED):
             return
-        if self._adopted is not None:
-            return  # it has done its part and left, see _left_by_shim
-        assert self._shim is not None
-        self._service.log.warning("shim_lost", exec_id=self.exec.exec_id, pid=self._shim.pid)
+        if self.tree.is_adopted:
+            return  # it has done its part and left, see Tree.left_by_shim
+        assert self.tree.shim is not None
+        self._service.log.warning("shim_lost", exec_id=self.exec.exec_id, pid=self.tree.shim.pid)
         self._service.counters.shims_lost += 1
         if self.exec.state is State.STARTING:
             self._starting.fail(
@@ -484,124 +368,24 @@ class Running:
             )
             return
         self.exec.shim_lost()
-        self._shim.kill()  # its socket may have been closed while it lives
-        self._service.reaper.when_gone(self._shim.pid, self, self._adopt)
+        self.tree.shim_lost()
 
-    def _adopt_tree(self, leader: int) -> AdoptedTree:
-        return AdoptedTree(
-            self.exec,
-            leader,
-            self._poller,
-            self,
-            kin=Kin(
-                is_shim=self._service.pool.by_pid.__contains__,
-                is_command=self._service.reaper.commands.__contains__,
-                all_ours=self._service.all_children_ours,
-                least_score=self._service.launcher.telling_score(self._asked_score),
-                leaf=self._leaf,
-            ),
-            spares=self._service.spares,
-            reap=self._service.reaper.reap,
-            on_empty=self._adopted_empty,
-            on_survivors=self._end_changed,
-        )
-
-    def _adopt(self) -> None:
-        assert self.exec.pid is not None
-        if self._ender is not None:
-            self._ender.forget_timers()
-        waiters, self._signal_waiters = self._signal_waiters, []
-        for waiter in waiters:
-            waiter(RequestError("internal", "the shim was lost"))
-        self._adopted = adopted = self._adopt_tree(self.exec.pid)
-        if self.exec.status is None:
-            self._service.reaper.adopt(self.exec.pid, self, self._adopted_exited)
-        if self._adopted is not adopted:
-            return  # it was reaped already, it was the last, and all of it is closed
-        grace_s = self.exec.grace_s
-        if self.exec.end_by_s is not None:
-            grace_s = max(0.0, self.exec.end_by_s - time.monotonic())
-        adopted.end(grace_s)
-
-    def _adopted_exited(self, status: ExitStatus) -> None:
-        self._exited(status)
-
-    def _adopted_empty(self) -> None:
-        self._service.reaper.reap()
+    def _left(self) -> None:
+        """Nothing of it is left."""
         if self.exec.state is State.FAILED:
             return  # a half-made start, told already
         if self.exec.status is None:
             # Not among our children any more, so nobody can tell: never made up.
             nobody_knows = ExitStatus(code=None, signal=None, at_s=time.monotonic())
             self._exited(self._status or nobody_knows)
-        self._emptied()
-
-    # ------------------------------------------------------------------ requests
-
-    def write(self, request: ExecWrite, reply: Reply, writer: object) -> None:
-        """Take an exec.write; those of one writer take effect in the order they came."""
-        if self.exec.stdin is None:
-            reply(RequestError("stdin_closed", "the exec was started without stdin: pipe"))
+        if self.exec.state not in (State.DRAINING, State.LINGERING):
             return
-        if self._stdin is None:
-            taken = self.exec.stdin.accepted_bytes
-            reply(RequestError("stdin_closed", "the exec has ended", accepted_bytes=taken))
-            return
-        self._stdin.write(request, reply, writer)
-
-    @property
-    def stdin_room_bytes(self) -> int:
-        """How much stdin could take now."""
-        return 0 if self._stdin is None else self._stdin.room_bytes
-
-    def resize(self, size: TerminalSize) -> None:
-        """Set its terminal's size.
-
-        Raises:
-            RequestError: Where it has no terminal, or the command has ended.
-        """
-        exec_id = self.exec.exec_id
-        if self.exec.terminal_size is None:
-            raise invalid("exec_id", f"'{exec_id}' was started without pty: it has no terminal")
-        terminal = self._pipes if self.exec.status is None else None
-        if terminal is None or not terminal.resize(size.rows, size.cols):
-            raise RequestError("exec_ended", f"exec '{exec_id}' has ended, and so has its terminal")
-        self.exec.terminal_size = size
-
-    @property
-    def terminal_size(self) -> TerminalSize | None:
-        """Return its terminal's size, whoever set it; once hung up, the last that was asked for."""
-        now = None if self._pipes is None else self._pipes.size()
-        return now or self.exec.terminal_size
-
-    def signal(self, number: int, to: Scope, reply: Callable[[int | RequestError], None]) -> None:
-        """Send one signal by way of the shim."""
-        if self._adopted is not None:
-            try:
-                reply(self._adopted.signal(number, to))
-            except OSError as error:
-                reply(RequestError("internal", f"cannot look at the processes: {error.strerror}"))
-        elif self._shim is None or not self._shim.send_signal(number, to):
-            reply(0)
-        else:
-            self._signal_waiters.append(reply)
-
-    def inodes(self) -> set[int]:
-        """Return the inodes of its pipes still open."""
-        return set() if self._output is None else self._output.inodes()
-
-    @property
-    def shim_pid(self) -> int | None:
-        """Return its shim's pid while it is ours."""
-        return None if self._shim is None or self._shim.is_reaped else self._shim.pid
-
-    def adopted_members(self) -> list[Stat] | None:
-        """Return the processes of an adopted tree, None where the shim still holds it.
-
-        Raises:
-            OSError: If we cannot look.
-        """
-        return None if self._adopted is None else self._adopted.members()
+        lingered = self.exec.state is State.LINGERING
+        if lingered:
+            self.streams.count_rest()
+        self._carry_out(self.exec.emptied(time.monotonic(), time.time()))
+        if not lingered and self.streams.drain():
+            self._drained()  # what is in the pipes now is the last of it
 
     # ------------------------------------------------------------------ failures, timers
 
@@ -632,36 +416,8 @@ class Running:
         self.exec.failed_inside()
         # What failed may fail again at once, as long as its descriptor is ready: nothing of the
         # streams is touched any more. The exit still comes, by way of the shim.
-        if self._output is not None:
-            self._output.close()
-        if self._stdin is not None:
-            self._stdin.close()
+        self.streams.stop()
         if self.exec.is_live:
             self.end("internal", 0.0)
         if self.exec.state in (State.DRAINING, State.DRAINING_EMPTY) and self._strays <= _RETRIES:
             self._timers.arm("drain", time.monotonic(), self._drained)
-
-
-def outcome_of(message: Signalled) -> int | RequestError:
-    """Return how many got a signal, or why nobody did."""
-    if message.count or message.errno != errno.EPERM:
-        return message.count
-    return RequestError("not_permitted", "the daemon's user may not signal that process")
-
-
-def status_of(message: Exited) -> ExitStatus:
-    """Turn a shim's `exited` into the core's status."""
-    by_code = message.kind == "exit"
-    return ExitStatus(
-        code=message.value if by_code else None,
-        signal=None if by_code else message.value,
-        core_dumped=message.kind == "dump",
-        at_s=message.at_ns / 1e9,
-        cpu_user_s=message.utime_us / 1e6,
-        cpu_system_s=message.stime_us / 1e6,
-        peak_rss_bytes=message.maxrss_kib * 1024,
-        minor_faults=message.minflt,
-        major_faults=message.majflt,
-        block_reads=message.inblock,
-        block_writes=message.oublock,
-    )

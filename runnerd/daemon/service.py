@@ -1,6 +1,6 @@
 """The daemon's parts, put together once, and what they tell each other.
 
-Everything that is counted or logged about an exec passes one of the `observe_` methods here.
+What an exec's life leaves in the counters, the log and the journal is in observing.py.
 """
 
 from __future__ import annotations
@@ -13,14 +13,14 @@ from typing import TYPE_CHECKING
 import trio
 
 import runnerd
-from runnerd.core.bounds import Bounds
+from runnerd.core.bounds import Bounds, limits_of
 from runnerd.core.digest import content_of
 from runnerd.core.execs import Exec
 from runnerd.core.past import Past
 from runnerd.core.registry import Registry
-from runnerd.protocol.answers import Exit, Limits, OomOrder
+from runnerd.protocol.answers import OomOrder
 from runnerd.protocol.errors import RequestError
-from runnerd.protocol.requests import LABELS_MAX, METHODS, ExecStart
+from runnerd.protocol.requests import METHODS, ExecStart
 
 from .cgroup import Leaves
 from .counters import Counters
@@ -32,6 +32,7 @@ from .journal import Journal
 from .launcher import Launcher
 from .log import Log
 from .memory import OomCounter
+from .observing import Observer
 from .pipes import BigPipes
 from .poller import Poller
 from .reaper import Reaper
@@ -70,6 +71,7 @@ class Service:
 
     Attributes:
         running: Every exec that is live or kept, by id.
+        observer: Told of what happens to execs.
         connections: Open connections.
         all_children_ours: Whether every process that can become the daemon's child comes from an
             exec.
@@ -126,6 +128,7 @@ class Service:
             meta=self._meta,
             on_defect=lambda error: self.uncaught("journal", error),
         )
+        self.observer = Observer(self.counters, log, self.journal, self.registry)
         self.fencing = Fencing(memory.fence, journal=self.journal, poller=poller, owner=self)
         self.spool = Spooler(
             spool_place,
@@ -144,7 +147,7 @@ class Service:
         self.features = sorted(METHODS)
         self.started_s = time.monotonic()
         self.started_at = time.time()
-        self.limits = _limits(bounds, has_spool=spool_place.slots is not None)
+        self.limits = limits_of(bounds, has_spool=spool_place.slots is not None)
         self.when_idle = trio.Event()  # replaced by who waits for it
         self._oom_counter = oom_counter
 
@@ -154,8 +157,13 @@ class Service:
 
     # ------------------------------------------------------------------ execs
 
-    def start(self, params: ExecStart, on_start: OnStart) -> None:
+    def start(self, params: ExecStart, on_start: OnStart, admit: Callable[[], None]) -> None:
         """Start one exec, or answer its start again; `on_start` is told what became of it.
+
+        Args:
+            params: As requested.
+            on_start: Called once.
+            admit: Called before anything is made for a new exec; may refuse it.
 
         Raises:
             RequestError: Where it was refused; nothing was changed.
@@ -173,6 +181,7 @@ class Service:
         if known is not None:
             self.running[exec_id].join(on_start)
             return
+        admit()
         accepted = self.registry.accept(
             exec_id,
             params,
@@ -285,50 +294,7 @@ class Service:
             if each.exec.is_live or each.exec.ending == "stopped"
         ]
 
-    # ------------------------------------------------------------------ what is seen
-
-    def observe_started(self, its_exec: Exec) -> None:
-        """An exec started: execve succeeded."""
-        self.counters.started += 1
-        self.counters.start_duration.observe((its_exec.phases.started_ms or 0.0) / 1000)
-        self.log.debug("exec_started", exec_id=its_exec.exec_id, pid=its_exec.pid)
-        if self.journal.exists:
-            self.journal.note(self.registry.past_of(its_exec))
-
-    def observe_unjournaled(self, why: str) -> None:
-        """A start goes on without being in the journal: there is none, it failed, or is slow."""
-        self.counters.starts_unjournaled[why] += 1
-
-    def observe_start_failed(self, its_exec: Exec, error: RequestError) -> None:
-        """A start failed."""
-        self.counters.start_failures[error.data.stage or error.kind] += 1
-        self.log.debug("exec_start_failed", exec_id=its_exec.exec_id, error=error.message)
-
-    def observe_exited(self, its_exec: Exec, its_exit: Exit) -> None:
-        """An exit was published."""
-        counters = self.counters
-        counters.exited[its_exit.reason] += 1
-        counters.output_bytes["stdout"] += its_exit.stdout.total_bytes
-        counters.output_bytes["stderr"] += its_exit.stderr.total_bytes
-        counters.dropped_bytes += its_exit.stdout.dropped_bytes + its_exit.stderr.dropped_bytes
-        counters.oom_kills += its_exit.oom.kills or 0
-        counters.exec_duration.observe(its_exit.wall_s or 0.0)
-        self.log.debug(
-            "exec_exited",
-            exec_id=its_exec.exec_id,
-            code=its_exit.code,
-            signal=its_exit.signal,
-            reason=its_exit.reason,
-            wall_s=its_exit.wall_s,
-        )
-        if self.journal.exists:
-            self.journal.exited(self.registry.past_of(its_exec))
-
-    def observe_closed(self, its_exec: Exec) -> None:
-        """Nothing of an exec is left."""
-        self.log.debug("exec_closed", exec_id=its_exec.exec_id)
-        if self.journal.exists:
-            self.journal.note(self.registry.past_of(its_exec))
+    # ------------------------------------------------------------------ failures
 
     def refused(self, kind: str) -> None:
         """A request was refused."""
@@ -349,26 +315,3 @@ class Service:
     def stop_asked(self) -> None:
         """Take daemon.stop."""
         self.guard.arm(0, CAUSE_STOP)
-
-
-def _limits(bounds: Bounds, *, has_spool: bool) -> Limits:
-    return Limits(
-        frame_bytes=bounds.frame_bytes_max,
-        connections=bounds.connections_max,
-        hello_s=bounds.hello_s,
-        stuck_reader_s=bounds.stuck_reader_s,
-        pipelined_requests=bounds.pipelined_requests_max,
-        subscriptions=bounds.subscriptions_max,
-        live_execs=bounds.live_execs_max,
-        stdin_queue_bytes=bounds.stdin_queue_bytes_max,
-        stdin_total_bytes=bounds.stdin_total_bytes_max,
-        tail_bytes=bounds.tail_bytes_max,
-        transcript_total_bytes=bounds.transcript_total_bytes_max,
-        finished_execs=bounds.finished_execs_max,
-        finished_s=bounds.finished_s_max,
-        settled=bounds.settled_execs_max,
-        spool_bytes=bounds.spool_bytes_max if has_spool else 0,
-        spool_total_bytes=bounds.spool_total_bytes_max if has_spool else 0,
-        labels=LABELS_MAX,
-        env_bytes=bounds.env_bytes_max,
-    )

@@ -13,9 +13,11 @@ import time
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Final
 
+from runnerd.core.blocks import Batch, Block, BlockCache
+from runnerd.core.budget import TailBudget
 from runnerd.core.flow import Subscription
-from runnerd.core.spool import SLOT_BYTES, Batch, Block, BlockCache
-from runnerd.core.transcript import TailBudget, Transcript
+from runnerd.core.slots import SLOT_BYTES
+from runnerd.core.transcript import Transcript
 
 from .disk import Disk
 from .poller import Poller
@@ -66,6 +68,8 @@ class Spooler:
         budget.on_degraded = self._degraded
         if place.file is not None and place.slots is not None:
             self._file, self._slots = place.file, place.slots
+            if self._file.plain_reason is not None:
+                log.warning("spool_plain", reason=self._file.plain_reason)
             self._disk = Disk(poller, self, self._hung)
             budget.on_want = lambda: poller.defer(self, self._hand_over)
             self._slots.on_freed = lambda: poller.defer(self, self._give_back)
@@ -90,7 +94,7 @@ class Spooler:
             batch = transcript.take_batch()
             if batch is not None:
                 self._disk.submit(
-                    functools.partial(self._file.write, batch.pieces),
+                    functools.partial(self._file.write, batch),
                     functools.partial(self._written, transcript, batch),
                 )
 
@@ -122,8 +126,9 @@ class Spooler:
         readers = self._reading.setdefault(block, {})
         readers[subscription] = wake
         if len(readers) == 1:
+            extents = transcript.spool.extents(block.start, block.used_bytes)
             self._disk.submit(
-                functools.partial(self._file.read, block.slot, block.used_bytes, block.crc),
+                functools.partial(self._file.read, extents, block.crc),
                 functools.partial(self._was_read, transcript, block),
             )
 

@@ -7,21 +7,19 @@ SpoolFile's methods run in the disk's thread.
 from __future__ import annotations
 
 import contextlib
-import ctypes
 import errno
 import os
 import resource
 import secrets
 from pathlib import Path
-from typing import Final, Literal, NamedTuple
+from typing import Literal, NamedTuple
 
+from runnerd.core.blocks import Batch, Extent
 from runnerd.core.bounds import Bounds
-from runnerd.core.spool import SLOT_BYTES, SLOTS_MIN, Piece, Slots
+from runnerd.core.slots import SLOT_BYTES, SLOTS_MIN, Slots
 
 from .linux import is_in_memory, punch_hole
-
-LIBRARY: Final = Path(__file__).parent.parent / "_native" / "spool_io.so"
-_JOIN_ABOVE: Final = 64  # parts of a piece: of many small ones the kernel makes slow work
+from .spool_io import load_spool_io
 
 
 class SpoolPlace(NamedTuple):
@@ -67,12 +65,7 @@ def open_spool(
             return _nowhere(f"'{directory}' is memory, not a disk")
     except OSError as error:
         return _nowhere(f"cannot make a file in '{directory}': {error.strerror}")
-    try:
-        file = SpoolFile(fd)
-    except OSError as error:
-        os.close(fd)
-        return _nowhere(f"its native part cannot be loaded: {error}")
-    return SpoolPlace(file, str(directory), None, Slots(slots, each))
+    return SpoolPlace(SpoolFile(fd), str(directory), None, Slots(slots, each))
 
 
 def _nowhere(reason: str) -> SpoolPlace:
@@ -103,60 +96,42 @@ def _open_unnamed(directory: Path) -> int:
 
 
 class SpoolFile:
-    """Blocks on their way to and from the file, each batch in one call without the GIL.
+    """Blocks on their way to and from the file.
 
     Args:
         fd: Open for reading and writing.
 
-    Raises:
-        OSError: If the native library cannot be loaded.
+    Attributes:
+        plain_reason: Why the native part is not used; None = it is.
     """
 
     def __init__(self, fd: int) -> None:
         self.fd = fd
-        library = ctypes.CDLL(str(LIBRARY))
-        library.spool_setup()
-        self._crc = library.spool_crc
-        self._crc.restype = ctypes.c_uint
-        self._crc.argtypes = (ctypes.c_uint, ctypes.c_char_p, ctypes.c_ulong)
-        self._write = library.spool_write
-        self._write.restype = ctypes.c_long
+        self._io, self.plain_reason = load_spool_io()
 
-    def write(self, pieces: list[Piece]) -> list[int]:
+    def write(self, batch: Batch) -> list[int]:
         """Write a batch; returns the checksum of each piece's block up to its end.
 
         Raises:
             OSError: As pwritev(2) says; what was written of it is not to be read.
         """
-        parts: list[bytes] = []
-        native = (_Piece * len(pieces))()
-        for piece, to_fill in zip(pieces, native, strict=True):
-            mine = piece.parts if len(piece.parts) <= _JOIN_ABOVE else [b"".join(piece.parts)]
-            parts += mine
-            to_fill.at = piece.block.slot * SLOT_BYTES + piece.at
-            to_fill.parts, to_fill.crc = len(mine), piece.crc
-        pointers = (ctypes.c_char_p * len(parts))(*parts)
-        sizes = (ctypes.c_ulong * len(parts))(*map(len, parts))
-        failed = self._write(self.fd, ctypes.c_long(len(pieces)), native, pointers, sizes)
-        if failed:
-            raise OSError(-failed, os.strerror(-failed))
-        return [each.crc for each in native]
+        return self._io.write(self.fd, batch)
 
-    def read(self, slot: int, size: int, crc: int) -> bytes:
+    def read(self, extents: list[Extent], crc: int) -> bytes:
         """Read a block.
 
         Args:
-            slot: Where it begins, in slots.
-            size: How much of it is written.
-            crc: The checksum of that.
+            extents: Where it is.
+            crc: The checksum of what is written there.
 
         Raises:
             OSError: As pread(2) says, or EIO where the disk gave back something else.
         """
-        data = os.pread(self.fd, size, slot * SLOT_BYTES)
-        if len(data) != size:
+        found = [os.pread(self.fd, size, at) for at, size in extents]
+        data = found[0] if len(found) == 1 else b"".join(found)
+        if len(data) != sum(size for _, size in extents):
             raise OSError(errno.EIO, "a short read")
-        if self._crc(0, data, size) != crc:
+        if self._io.crc(data) != crc:
             raise OSError(errno.EIO, "the disk gave back something else than was written")
         return data
 
@@ -175,7 +150,3 @@ class SpoolFile:
                 punch_hole(self.fd, first * SLOT_BYTES, (previous + 1 - first) * SLOT_BYTES)
                 first = slot
             previous = slot
-
-
-class _Piece(ctypes.Structure):
-    _fields_ = (("at", ctypes.c_long), ("parts", ctypes.c_long), ("crc", ctypes.c_ulong))

@@ -97,7 +97,7 @@ class Starting:
         if launch is None:
             return
         if unjournaled is not None:
-            self._service.observe_unjournaled(unjournaled)
+            self._service.observer.unjournaled(unjournaled)
         launch()
 
     def launch(
@@ -166,7 +166,7 @@ class Starting:
         self._exec.start_failed()
         each_of(
             lambda: self._service.undo_start(self._exec),
-            lambda: self._service.observe_start_failed(self._exec, error),
+            lambda: self._service.observer.start_failed(self._exec, error),
             self.drop,
             lambda: self._tell(error),
             self.run_waiting,

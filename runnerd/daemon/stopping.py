@@ -61,7 +61,7 @@ async def stop(service: Service, listener: Listener) -> None:
     with trio.move_on_after(_left_s(service, _FORCE_S)):
         await _idle(service)
     for running in service.live():
-        running.force()  # a command may keep stopping its shim
+        running.tree.force()  # a command may keep stopping its shim
     with trio.move_on_after(_left_s(service)):
         await _idle(service)
         service.journal.finish()  # every exit is known: it is written while the clients read

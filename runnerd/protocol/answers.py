@@ -162,6 +162,9 @@ class Exit(msgspec.Struct, kw_only=True):
         peak_processes: The most of its processes that were seen at once. The daemon looks where it
             has a reason to (usage asked for, a silence, an ending), so there may have been more;
             null where nobody looked.
+        peak_tasks: The most threads of all its processes that lived at once, as the kernel
+            counted them: never fewer than there were processes. Null where the exec has no cgroup
+            of its own that counts them (pids controller, Linux 6.1).
         oom: See Oom.
         phases: See Phases.
         stdout: See StreamCount.
@@ -189,6 +192,7 @@ class Exit(msgspec.Struct, kw_only=True):
     stdout: StreamCount
     stderr: StreamCount
     peak_processes: int | None = None
+    peak_tasks: int | None = None
 
 
 class Closed(msgspec.Struct, kw_only=True):
@@ -213,7 +217,8 @@ class StartAnswer(msgspec.Struct, kw_only=True):
         starts: Starts accepted so far, this one included.
         oom_score_adj: The command's score as the kernel has it.
         journaled: Whether it was in the journal before the command ran.
-        subscription: Where attach was given; null for a retry whose transcript has gone.
+        subscription: Where attach was given; null for a retry whose transcript has gone,
+            or that finds no room for a subscription.
     """
 
     exec_id: str
@@ -425,7 +430,7 @@ class ExecInfo(msgspec.Struct, kw_only=True):
         transcript: kept; partial (something was dropped); evicted (for space or age); forgotten
             (by exec.forget); lost (with an earlier daemon).
         spool: Whether output beyond the memory tail is kept on disk: off; on; degraded (it was,
-            until the disk failed, filled up or was too slow).
+            until the disk failed, filled up or was too slow); null with flow.
         spool_reason: Why it is degraded.
         ending: Whether it is being ended, and why.
         survivors: Who could not be ended.
@@ -455,7 +460,7 @@ class ExecInfo(msgspec.Struct, kw_only=True):
     subscriptions: int
     transcript: TranscriptState
     pty: TerminalSize | None = None
-    spool: SpoolState = "off"
+    spool: SpoolState | None = None
     spool_reason: str | None = None
     ending: Reason | None = None
     survivors: list[Survivor] = []

@@ -31,9 +31,14 @@ _marks = itertools.count(1)
 def rounds(full: int, quick: int) -> int:
     """Return how often to go round: what the case asks for with RUNNERD_CASES_FULL=1, else fewer.
 
-    Only for cases whose every round starts a daemon, or costs seconds.
+    Only for cases whose every round starts a daemon, or costs seconds; also for times, in seconds.
     """
-    return full if os.environ.get("RUNNERD_CASES_FULL") else quick
+    return full if is_full() else quick
+
+
+def is_full() -> bool:
+    """Whether every case is to run for as long and as often as it says."""
+    return bool(os.environ.get("RUNNERD_CASES_FULL"))
 
 
 def mark(base: int = 1000) -> str:

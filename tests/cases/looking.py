@@ -69,11 +69,11 @@ def metric(client: Client, name: str, **labels: str) -> float:
 
 
 def records(client: RawClient, exec_id: str) -> list[dict[str, Any]]:
-    """Return what was told about an exec so far, in the order it came, each with `method`."""
+    """Return the records told of an exec so far, in the order they came, each with `method`."""
     return [
         {"method": note["method"], **note["params"]}
         for note in client.notes
-        if note.get("params", {}).get("exec_id") == exec_id
+        if note.get("params", {}).get("exec_id") == exec_id and note["method"] != "exec.heartbeat"
     ]
 
 

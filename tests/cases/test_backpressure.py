@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any, Final
 import pytest
 
 from runnerd.protocol.framing import Encoding
+from tests.cases.field import rounds
 from tests.cases.looking import SLACK, metric, peak_rss_bytes, rss_bytes, within
 from tests.harness import RunnerdProcess, wait_for
 from tests.raw import ClosedError, RawClient
@@ -21,7 +22,10 @@ from tests.raw import ClosedError, RawClient
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-STUCK_S: Final = 3.0
+# RUNNERD_CASES_FULL=1 has the cases run for as long as they say, and the daemon's patience as it is
+# by default.
+STUCK_S: Final = rounds(30, 3)
+LONG_S: Final = rounds(60, 3)
 
 
 class Follower(threading.Thread):
@@ -67,12 +71,13 @@ class Follower(threading.Thread):
 def test_c56_who_does_not_read_disturbs_nobody(start_daemon: Callable[..., RunnerdProcess]) -> None:
     """Readers get data without a pause beside one that never reads and one that is stopped.
 
-    Both of those are closed and counted; one that only paused is told of its gap. The run of
-    60 s and the 30 s of patience are shortened alike, to a few seconds and 3.
+    Both of those are closed and counted; one that only paused is told of its gap. One more comes
+    in the middle of the run.
     """
     # A small spool, so that a pause of a moment goes past what it holds.
     daemon = start_daemon("--stuck-reader-s", str(STUCK_S), "--spool-bytes-max", str(2 << 20))
     script = "while :; do seq 1 20000; sleep 0.02; done"
+    began_s = time.monotonic()
     with daemon.connect() as client, RawClient(daemon.socket_path) as never:
         exec_id = client.start(["sh", "-c", script], attach=False, grace_s=0.0).exec_id
         never.sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
@@ -86,9 +91,12 @@ def test_c56_who_does_not_read_disturbs_nobody(start_daemon: Callable[..., Runne
             seen = followers[0].offset
             # Past what a socket, a batch on its way there and the transcript hold together.
             wait_for(lambda: followers[0].offset > seen + 6_000_000, 30)
-            followers.append(Follower(daemon, exec_id))
             assert pausing.note("exec.gap", exec_id)["stdout_bytes"] > 0
-        wait_for(lambda: metric(client, "runnerd_connections_stuck_total") == 2, 10 * SLACK)
+        _sleep_until(began_s + LONG_S / 2)
+        followers.append(Follower(daemon, exec_id))
+        _sleep_until(began_s + LONG_S)
+        stuck = "runnerd_connections_stuck_total"
+        wait_for(lambda: metric(client, stuck) == 2, STUCK_S + 10 * SLACK)
         for follower in followers:
             follower.finish(after_bytes=2_000_000)
         assert client.inspect(exec_id).state == "running"
@@ -96,25 +104,32 @@ def test_c56_who_does_not_read_disturbs_nobody(start_daemon: Callable[..., Runne
         never.read_to_end()
         stopped.send_signal(signal.SIGCONT)
         _, said = stopped.communicate(timeout=20)
-        assert stopped.returncode == 125
-        assert b"connection" in said
+        # It comes back by itself, and says what it missed.
+        assert stopped.returncode == 128 + signal.SIGKILL
+        assert b"connection lost" in said
+        assert b"bytes of stdout can no longer be shown" in said
     for follower in followers:
         assert follower.longest_s <= 1.0 * SLACK
         assert (follower.gaps, follower.is_contiguous) == (0, True)
 
 
+def _sleep_until(at_s: float) -> None:
+    time.sleep(max(0.0, at_s - time.monotonic()))  # the case itself: so long it runs
+
+
 def test_c57_without_a_subscriber_memory_is_bounded(
     start_daemon: Callable[..., RunnerdProcess],
 ) -> None:
-    """`yes` without a reader costs its tail; who attaches is told the gap, then what is live.
-
-    3 s stand for the 60: memory that followed the output would show in the first.
-    """
+    """`yes` without a reader costs its tail; who attaches is told the gap, then what is live."""
     daemon = start_daemon()
     with daemon.connect() as starter:
         exec_id = starter.start(["yes"], attach=False).exec_id
     with RawClient(daemon.socket_path, encoding=Encoding.MSGPACK) as client:
         before = rss_bytes(daemon.pid)
+        began_s = time.monotonic()
+        for second in range(1, LONG_S + 1):
+            _sleep_until(began_s + second)
+            assert rss_bytes(daemon.pid) - before < (32 + 16) << 20, f"after {second} s"
         wait_for(lambda: _total(client, exec_id) > 200_000_000, 60)
         assert peak_rss_bytes(daemon.pid) - before < (32 + 16) << 20
         assert rss_bytes(daemon.pid) - before < 16 << 20
@@ -184,7 +199,7 @@ class Reader:
         count: Bytes of output taken.
         crc: Their checksum.
         gap_bytes: Bytes it was told are no longer kept.
-        methods: The notifications that were no output.
+        methods: The notifications that were neither output nor heartbeats.
     """
 
     def __init__(self, daemon: RunnerdProcess, exec_id: str) -> None:
@@ -212,7 +227,8 @@ class Reader:
             return
         if method == "exec.gap":
             self.gap_bytes += params["stdout_bytes"]
-        self.methods.append(method)
+        if method != "exec.heartbeat":  # opening fifty takes its time on a busy machine
+            self.methods.append(method)
 
 
 def test_c61_fifty_subscribers_of_which_twenty_are_ill(
@@ -221,7 +237,7 @@ def test_c61_fifty_subscribers_of_which_twenty_are_ill(
     """Healthy ones get everything in order; slow ones get gaps; dead ones are closed and counted.
 
     A healthy reader may be behind by what the spool holds, 16 MiB here, so that the slow ones,
-    25 MB behind, are told of a gap. The 30 s of patience are 3.
+    25 MB behind, are told of a gap.
     """
     options = ("--stuck-reader-s", str(STUCK_S), "--spool-bytes-max", str(16 << 20))
     daemon = start_daemon(*options)
@@ -262,7 +278,7 @@ def test_c61_fifty_subscribers_of_which_twenty_are_ill(
             if not reader.closed:
                 assert reader.gap_bytes > 0
                 assert reader.count + reader.gap_bytes == 500 * len(line)
-        wait_for(lambda: metric(client, "runnerd_subscriptions") == 0, 10 * SLACK)
+        wait_for(lambda: metric(client, "runnerd_subscriptions") == 0, STUCK_S + 10 * SLACK)
         assert metric(client, "runnerd_connections_stuck_total") >= 5
         for reader in healthy + slow:
             reader.client.sock.close()

@@ -58,14 +58,15 @@ def test_c50_every_byte_passes_every_stream(start_daemon: Callable[..., RunnerdP
     assert all(line.decode().isprintable() for line in lines)
 
 
+@pytest.mark.parametrize("options", [("--spool", "off"), ("--spool-bytes-max", str(1 << 20))])
 def test_c52_a_full_transcript_keeps_the_tail_and_counts_the_rest(
-    start_daemon: Callable[..., RunnerdProcess],
+    start_daemon: Callable[..., RunnerdProcess], options: tuple[str, str]
 ) -> None:
     """Without a reader the command ends at its own pace; total = kept + dropped, the tail is there.
 
     The kept range is what attach replays after its gap; the flag is `transcript: partial`.
     """
-    daemon = start_daemon("--tail-bytes-max", str(1 << 20))
+    daemon = start_daemon("--tail-bytes-max", str(1 << 20), *options)
     with RawClient(daemon.socket_path, encoding=Encoding.MSGPACK) as client:
         client.call("exec.start", exec_id="c52", argv=["seq", "1", "5000000"])
         its_exit = client.call("exec.wait", exec_id="c52")

@@ -15,27 +15,30 @@ import pytest
 
 from runnerd.client.errors import StreamLost
 from runnerd.protocol.framing import Encoding
+from tests.cases.field import rounds
 from tests.cases.looking import metric, records, within
 from tests.harness import RunnerdProcess, wait_for
-from tests.raw import RawClient
+from tests.raw import RawClient, RawError
 
 if TYPE_CHECKING:
     from collections.abc import Callable
+    from pathlib import Path
 
 
 def open_raw(daemon: RunnerdProcess) -> RawClient:
     return RawClient(daemon.socket_path, encoding=Encoding.MSGPACK)
 
 
+@pytest.mark.timeout(900)  # the full form takes five minutes
 def test_c62_an_exec_outlives_its_connection(runnerd_daemon: RunnerdProcess) -> None:
     """Each later attach replays from the first byte without a gap, and then follows live.
 
-    300 lines in 6 s instead of in 300, and an attach each second instead of each minute.
+    A line a second, and an attach a minute; without RUNNERD_CASES_FULL=1 fifty times as fast.
     """
-    script = "for i in $(seq 1 300); do echo $i; sleep 0.02; done"
+    script = f"for i in $(seq 1 300); do echo $i; sleep {rounds(100, 2) / 100}; done"
     with open_raw(runnerd_daemon) as starter:
         starter.call("exec.start", exec_id="c62", argv=["sh", "-c", script], attach={}, hold_s=0)
-        wait_for(lambda: len(starter.output("c62").splitlines()) > 20 or not starter.receive())
+        wait_for(lambda: len(starter.output("c62").splitlines()) > 4 or not starter.receive())
     told: list[dict[str, Any]] = []
     seen: list[bytes] = []
     for lines in (60, 120, 180, 240, 301):
@@ -317,3 +320,41 @@ def test_c70_an_exec_without_a_connection_keeps_its_deadline(
         its_exit = client.wait(exec_id)
         assert (its_exit.reason, its_exit.signal) == ("deadline", 15)
         assert (its_exit.wall_s or 0.0) >= 1.5
+
+
+def test_c71_a_start_whose_answer_was_lost_runs_once(
+    runnerd_daemon: RunnerdProcess, tmp_path: Path
+) -> None:
+    """Sent again over a new connection, with its nonce, it is answered with the first one's exec.
+
+    The first connection goes at four moments: before the daemon has read it, and later.
+    """
+    for number in range(100):
+        place = tmp_path / f"k{number}"
+        start: dict[str, Any] = {
+            "exec_id": f"c71-{number}",
+            "nonce": f"n{number}",
+            "argv": ["sh", "-c", f"echo run >> {place}"],
+        }
+        with open_raw(runnerd_daemon) as first, open_raw(runnerd_daemon) as beside:
+            first.send("exec.start", **start)
+            for _ in range(number % 4):
+                beside.call("ping")
+        with open_raw(runnerd_daemon) as second:
+            answers = [second.call("exec.start", **start) for _ in range(2)]
+            # Where the first was cut off before it was read, the second is the one that runs.
+            assert not answers[1]["created"]
+            assert answers[0] | {"created": False} == answers[1]
+            its_exit = second.call("exec.wait", exec_id=start["exec_id"])
+            assert (its_exit["code"], its_exit["reason"]) == (0, "exited")
+            for other in ({"argv": ["true"]}, {"umask": 0}):
+                with pytest.raises(RawError) as caught:
+                    second.call("exec.start", **(start | other))
+                assert (caught.value.kind, caught.value.data["field"]) == (
+                    "nonce_reused",
+                    next(iter(other)),
+                )
+            with pytest.raises(RawError) as caught:
+                second.call("exec.start", **(start | {"nonce": "another"}))
+            assert caught.value.kind == "exec_exists"
+        assert place.read_text() == "run\n"

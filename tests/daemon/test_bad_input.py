@@ -516,6 +516,51 @@ def test_an_attach_past_the_limit_starts_nothing(start_daemon: Start) -> None:
         wait_for(lambda: client.call("daemon.info")["subscriptions"] == 0)
 
 
+def test_an_attach_at_the_limit_may_replace_its_own_older_one(start_daemon: Start) -> None:
+    daemon = start_daemon("--subscriptions-max", "1")
+    with RawClient(daemon.socket_path) as first, RawClient(daemon.socket_path) as second:
+        attach = {"subscriber": "a"}
+        first.call("exec.start", exec_id="e", argv=["sleep", "900"], attach=attach)
+        for name in (None, "b"):
+            with pytest.raises(RawError) as caught:
+                second.call("exec.attach", exec_id="e", subscriber=name)
+            assert caught.value.kind == "busy"
+        assert first.notes == []
+        for client in (second, first):
+            client.call("exec.attach", exec_id="e", subscriber="a")
+            assert client.call("daemon.info")["subscriptions"] == 1
+        assert second.note("exec.superseded", "e")["subscriber"] == "a"
+        first.call("exec.cancel", exec_id="e", grace_s=0)
+        wait_for(lambda: first.call("daemon.info")["subscriptions"] == 0)
+
+
+def test_a_start_sent_again_is_answered_at_the_limit(start_daemon: Start) -> None:
+    """Nothing is started, so nothing needs room; its attach finds none and says so by null."""
+    daemon = start_daemon("--subscriptions-max", "1")
+    start: dict[str, Any] = {"exec_id": "e", "nonce": "n", "argv": ["sleep", "900"]}
+    failing: dict[str, Any] = {"exec_id": "f", "nonce": "n", "argv": ["/nonexistent"]}
+    with RawClient(daemon.socket_path) as client, RawClient(daemon.socket_path) as other:
+        answer = client.call("exec.start", **start, attach={})
+        for again in (client, other):
+            told = again.call("exec.start", **start, attach={"subscriber": "b"})
+            assert told == answer | {"created": False, "subscription": None}
+        with pytest.raises(RawError) as caught:
+            client.call("exec.start", **failing, attach={})
+        assert caught.value.kind == "busy"
+        client.call("exec.detach", subscription=answer["subscription"])
+        with pytest.raises(RawError) as caught:
+            client.call("exec.start", **failing, attach={})
+        assert caught.value.kind == "start_failed"
+        # Sent twice at once, one waits for the other, and still only one subscribes.
+        both = [client.send("exec.start", **start | {"exec_id": "g"}, attach={}) for _ in range(2)]
+        at_once = [client.answer(each)["subscription"] is None for each in both]
+        assert at_once == [False, True]
+        assert client.call("daemon.info")["subscriptions"] == 1
+        for exec_id in ("e", "g"):
+            client.call("exec.cancel", exec_id=exec_id, grace_s=0)
+        wait_for(lambda: client.call("daemon.info")["subscriptions"] == 0)
+
+
 @encodings
 def test_a_wrong_ack_is_counted_and_costs_nothing(
     daemon: RunnerdProcess, encoding: Encoding

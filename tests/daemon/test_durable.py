@@ -206,7 +206,7 @@ def test_a_late_copy_of_a_start_whose_marker_has_gone_does_not_run(
 
 def test_a_retry_that_attaches_gets_what_is_kept_or_no_subscription(start_daemon: Start) -> None:
     sizes = ("--transcript-total-bytes-max", "200000", "--tail-bytes-max", "150000")
-    daemon = start_daemon(*sizes)
+    daemon = start_daemon("--spool", "off", *sizes)
     with RawClient(daemon.socket_path) as client:
         printing: dict[str, Any] = {"argv": ["sh", "-c", "head -c 100000 /dev/zero"], "nonce": "n"}
         start = printing | {"exec_id": "e", "attach": {}}
@@ -236,7 +236,7 @@ def test_a_settled_exec_still_answers_what_its_exit_answers(start_daemon: Start,
         else:
             run(client, "later")
         info = client.call("exec.inspect", exec_id="e", usage=True)
-        gone = dict.fromkeys(("argv", "cwd", "flow", "first_seq", "last_seq"))
+        gone = dict.fromkeys(("argv", "cwd", "flow", "first_seq", "last_seq", "spool"))
         gone |= {"stdin_accepted_bytes": None, "labels": {}, "transcript": how}
         assert info == before | gone | {"age_s": info["age_s"]}
         assert 0 <= info["age_s"] < 60

@@ -42,7 +42,7 @@ STOP_S: Final = 2.0
 
 FAIL_FOR_BAD: Final = """
 from runnerd.core import execs, registry
-from runnerd.daemon import output_pump, readers, running, service, stdin_pump
+from runnerd.daemon import observing, output_pump, readers, running, stdin_pump, tree
 times = {times}
 def of(thing):
     for name in ('exec', '_exec'):
@@ -166,9 +166,9 @@ EDGES: Final = {
     "taking its exit": ("running.Running._exited", 1),
     "deciding on its exit": ("execs.Exec.exited", 1),
     "deciding that it has drained": ("execs.Exec.drained", 1),
-    "counting its exit": ("service.Service.observe_exited", 10**9),
+    "counting its exit": ("observing.Observer.exited", 10**9),
     "telling its subscribers": ("readers.Readers.wake", 10**9),
-    "counting its end": ("service.Service.observe_closed", 10**9),
+    "counting its end": ("observing.Observer.closed", 10**9),
     "its deadline": ("running.Running._clock_ended", 10**9),
     "asking the shim to end it": ("running.Running._send_end", 10**9),
     "deciding to end it": ("execs.Exec.end", 1),
@@ -238,7 +238,7 @@ def commands_of(daemon: RunnerdProcess) -> set[int]:
     }
 
 
-@pytest.mark.parametrize("where", ["running.ShimEnder", "execs.Exec.spawned"])
+@pytest.mark.parametrize("where", ["tree.ShimEnder", "execs.Exec.spawned"])
 def test_a_start_that_fails_between_shim_and_answer_leaves_nothing(
     start_daemon: Start, where: str
 ) -> None:
@@ -256,12 +256,12 @@ def test_a_connection_that_fails_is_closed_and_its_exec_goes_on(start_daemon: St
     daemon = start_daemon(
         **planted("""
             from runnerd.daemon import outgoing
-            original = outgoing.Outgoing._encode
-            def failing(self, subscription, running, item):
+            original = outgoing.Outgoing._take_turn
+            def failing(self, subscription, running, batch):
                 if running.exec.exec_id == 'bad' and self._number == 2:
                     raise ValueError('planted')
-                return original(self, subscription, running, item)
-            outgoing.Outgoing._encode = failing
+                return original(self, subscription, running, batch)
+            outgoing.Outgoing._take_turn = failing
         """)
     )
     with RawClient(daemon.socket_path) as other, RawClient(daemon.socket_path) as client:
@@ -368,7 +368,7 @@ def test_what_an_exec_makes_of_an_adopted_status_is_not_the_reapers_failure(
     start_daemon: Start,
 ) -> None:
     daemon = start_daemon(
-        **planted(FAIL_FOR_BAD.format(where="running.Running._adopted_exited", times=1))
+        **planted(FAIL_FOR_BAD.format(where="tree.Tree._adopted_exited", times=1))
     )
     with RawClient(daemon.socket_path) as client:
         pid = client.call("exec.start", exec_id="bad", argv=TREE)["pid"]

@@ -363,3 +363,6 @@ def test_a_leafs_own_oom_kills(tmp_path: Path) -> None:
     assert leaf.oom_kills() is None  # no memory controller
     (tmp_path / "memory.events").write_text("low 0\nhigh 0\nmax 7\noom 1\noom_kill 3\n")
     assert leaf.oom_kills() == 3
+    assert leaf.peak_tasks() is None  # no pids controller, or a kernel before 6.1
+    (tmp_path / "pids.peak").write_text("7\n")
+    assert leaf.peak_tasks() == 7

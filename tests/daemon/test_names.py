@@ -21,6 +21,12 @@ SEQ = ["seq", "1", "200000"]
 SEQ_BYTES = b"".join(b"%d\n" % number for number in range(1, 200_001))
 
 
+@pytest.fixture
+def runnerd_daemon(start_daemon: Callable[..., RunnerdProcess]) -> RunnerdProcess:
+    """One where a command that is held stands still soon: memory alone takes what it writes."""
+    return start_daemon("--spool", "off")
+
+
 def open_raw(daemon: RunnerdProcess) -> RawClient:
     return RawClient(daemon.socket_path, encoding=Encoding.MSGPACK)
 
@@ -65,17 +71,25 @@ def acknowledge_to_the_end(client: RawClient, subscription: int) -> None:
 
 @pytest.mark.parametrize("window", [{}, {"window_bytes": 300_000}])
 @pytest.mark.parametrize("taken", [1, 3])
+@pytest.mark.parametrize("spool", ["off", "disk"])
 def test_a_name_that_comes_back_misses_nothing(
-    runnerd_daemon: RunnerdProcess, window: dict[str, Any], taken: int
+    start_daemon: Callable[..., RunnerdProcess], window: dict[str, Any], taken: int, spool: str
 ) -> None:
-    """What stood unread in the dead socket is sent again, with a window and without one."""
+    """What stood unread in the dead socket is sent again, with a window and without one.
+
+    The command waits where it is held in memory; with a spool it goes on to its end.
+    """
+    runnerd_daemon = start_daemon("--spool", spool)
     with open_raw(runnerd_daemon) as first, open_raw(runnerd_daemon) as other:
         start(first, SEQ, {"subscriber": "a", **window})
         # Whatever it has read it knows of: what it took and forgot would be its own loss.
         while len(records(first)) < taken:
             first.take(4096)
-        # Then it reads nothing: the socket fills, the command waits.
-        wait_until_still(other)
+        # Then it reads nothing: the socket fills.
+        if spool == "off":
+            wait_until_still(other)
+        else:
+            wait_for(lambda: inspect(other)["state"] == "closed")
         told = records(first)
         first.sock.close()
         wait_for(lambda: inspect(other)["subscriptions"] == 0)

@@ -8,12 +8,17 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from tests import needs
 from tests.cases.field import mark
-from tests.daemon.looking import TREE, TREE_SIZE, shim_of, tree_of
+from tests.daemon.looking import TREE, TREE_SIZE, planted, shim_of, tree_of
 from tests.raw import RawClient
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from tests.harness import RunnerdProcess
+
+    Daemons = Callable[..., RunnerdProcess]
 
 PHASES = ("queued", "spawned", "started", "first_byte", "exited", "drained")
 USED = ("cpu_user_s", "cpu_system_s", "peak_rss_bytes", "minor_faults", "major_faults",
@@ -82,6 +87,25 @@ def test_the_most_processes_are_of_who_looked(runnerd_daemon: RunnerdProcess) ->
         assert client.call("exec.inspect", exec_id="seen", usage=True)["usage"]["processes"] == 3
         client.call("exec.write", exec_id="seen", data="Cg==")
         assert exit_of(client, "seen")["peak_processes"] == 3
+
+
+def test_what_its_cgroup_has_counted_is_told_as_such(start_daemon: Daemons) -> None:
+    """Threads, so a number of its own; a leaf of this machine may have no pids controller."""
+    daemon = start_daemon(
+        **planted("""
+        from runnerd.daemon import cgroup
+        cgroup.Leaf.peak_tasks = lambda leaf: 41
+        """)
+    )
+    with RawClient(daemon.socket_path) as client:
+        if not client.call("daemon.info")["kill_leaves"]:
+            needs.skip_or_fail("needs a cgroup v2 to make leaves in")
+        client.call("exec.start", exec_id="c", argv=["true"])
+        its_exit = exit_of(client, "c")
+        assert (its_exit["peak_tasks"], its_exit["peak_processes"]) == (41, None)
+    with RawClient(start_daemon("--cgroups", "off").socket_path) as client:
+        client.call("exec.start", exec_id="c", argv=["true"])
+        assert exit_of(client, "c")["peak_tasks"] is None
 
 
 def test_an_ending_looks(runnerd_daemon: RunnerdProcess) -> None:

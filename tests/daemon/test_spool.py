@@ -13,14 +13,14 @@ from typing import TYPE_CHECKING, Any, Final
 
 import pytest
 
-from runnerd.core.spool import SLOT_BYTES
+from runnerd.core.slots import SLOT_BYTES
 from runnerd.protocol.framing import Encoding
 from tests import needs
 from tests.cases.looking import SLACK, metric, rss_bytes
 from tests.harness import RunnerdProcess, wait_for
 from tests.raw import RawClient
 
-from .looking import planted
+from .looking import log_lines, planted
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -137,6 +137,71 @@ def test_output_nobody_read_is_all_there_afterwards(runnerd_daemon: RunnerdProce
         assert list(Path(info["spool_directory"]).iterdir()) == []  # it has no name
 
 
+def test_a_tail_reaches_what_is_on_disk(start_daemon: StartDaemon) -> None:
+    """As with hundreds of execs live, where memory keeps no more than a screen of each."""
+    daemon = start_daemon("--tail-bytes-max", "16384")
+    with connected(daemon) as client:
+        run(client, "e", counting(SIZE))
+        for asked in (MIB, 100_000, 5000):
+            subscription = client.call("exec.attach", exec_id="e", after="tail", tail_bytes=asked)
+            got = b""
+            while not (note := client.receive(10))["method"].endswith("exited"):
+                if note["params"]["subscription"] == subscription["subscription"]:
+                    assert note["method"] == "exec.output", note
+                    got += note["params"]["data"]
+            assert asked - 65536 < len(got) <= asked
+            assert got == expected(SIZE - len(got), len(got))
+
+
+ODD: Final = """
+import itertools, os
+data = b"".join(b"%015d\\n" % (16 * n) for n in range(4_000_000))
+at = 0
+for size in itertools.cycle([65536, 4096, 1, 33333, 777, 65535]):
+    if at == len(data):
+        break
+    at += os.write(1, data[at : at + size])
+"""
+
+
+def test_64_million_bytes_are_kept_whole(runnerd_daemon: RunnerdProcess) -> None:
+    """A reader that takes nothing is waited for, so that the disk cannot lag on a busy machine."""
+    argv = [sys.executable, "-c", ODD]
+    with connected(runnerd_daemon) as silent, connected(runnerd_daemon) as client:
+        silent.call("exec.start", exec_id="e", argv=argv, attach={"window_bytes": 1000})
+        assert client.call("exec.wait", exec_id="e")["code"] == 0
+        replay = Replay(client, "e").to_end()
+        assert (replay.got, replay.lost) == (64_000_000, 0)
+        assert bytes_on_disk(client) <= 64 * MIB
+
+
+def test_small_outputs_of_finished_execs_move_to_the_disk(start_daemon: StartDaemon) -> None:
+    daemon = start_daemon("--transcript-total-bytes-max", str(2 * MIB))
+    with connected(daemon) as client:
+        for at in range(100):
+            run(client, f"e{at}", counting(49152))
+        assert {Replay(client, f"e{at}").to_end().got for at in range(100)} == {49152}
+        assert bytes_on_disk(client) > 0
+        with daemon.connect() as looking:
+            assert metric(looking, "runnerd_transcript_bytes") <= 2 * MIB
+
+
+def test_without_its_native_part_the_spool_is_written_in_python(start_daemon: StartDaemon) -> None:
+    daemon = start_daemon(
+        **planted("""
+            from pathlib import Path
+            from runnerd.daemon import spool_io
+            spool_io.LIBRARY = Path("/nowhere/spool_io.so")
+        """)
+    )
+    with connected(daemon) as client:
+        run(client, "e", counting(SIZE))
+        assert Replay(client, "e").to_end().lost == 0
+        assert spool_of(client, "e") == ("on", None)
+    (line,) = log_lines(daemon, "spool_plain")
+    assert "/nowhere/spool_io.so" in line["reason"]
+
+
 def test_short_output_touches_no_disk(runnerd_daemon: RunnerdProcess) -> None:
     with connected(runnerd_daemon) as client:
         for at in range(20):
@@ -159,11 +224,11 @@ def test_space_is_given_back_with_the_record(start_daemon: StartDaemon) -> None:
 
 
 def test_an_exec_goes_round_in_its_share(start_daemon: StartDaemon) -> None:
-    daemon = start_daemon("--spool-bytes-max", str(8 * SLOT_BYTES))
+    daemon = start_daemon("--spool-bytes-max", str(16 * SLOT_BYTES))
     with connected(daemon) as client:
         its_exit = run(client, "e", counting(SIZE))
-        assert its_exit["stdout"]["kept_bytes"] > 6 * SLOT_BYTES
-        assert spool_fd(daemon).stat().st_size <= 8 * SLOT_BYTES
+        assert its_exit["stdout"]["kept_bytes"] > 12 * SLOT_BYTES
+        assert spool_fd(daemon).stat().st_size <= 16 * SLOT_BYTES
         replay = Replay(client, "e").to_end()
         assert (replay.gaps, replay.lost) == (1, its_exit["stdout"]["dropped_bytes"])
 
@@ -275,7 +340,7 @@ def test_a_disk_that_gives_back_something_else_is_found_out(
     with connected(runnerd_daemon) as client:
         run(client, "e", counting(SIZE))
         with spool_fd(runnerd_daemon).open("r+b", buffering=0) as file:
-            file.seek(SLOT_BYTES + 1000)
+            file.seek(3 * SLOT_BYTES + 1000)
             file.write(b"?")
         replay = Replay(client, "e").to_end()
         assert replay.gaps == 1
@@ -390,7 +455,7 @@ def test_a_blocking_reader_that_stops_reading_does_not_hold_what_fits_the_spool(
 def test_a_blocking_reader_holds_the_command_once_the_spool_is_full(
     start_daemon: StartDaemon,
 ) -> None:
-    daemon = start_daemon("--spool-bytes-max", str(8 * SLOT_BYTES))
+    daemon = start_daemon("--spool-bytes-max", str(16 * SLOT_BYTES))
     with connected(daemon) as client, connected(daemon) as other:
         client.call("exec.start", exec_id="e", argv=["yes"], attach={"window_bytes": 1})
         last: list[int] = []

@@ -259,7 +259,7 @@ def test_a_loop_that_hears_of_it_late_still_leaves_by_itself(
 def test_a_client_that_reads_nothing_holds_the_stop_no_longer_than_1_8_s(
     start_daemon: Start,
 ) -> None:
-    daemon = start_daemon()
+    daemon = start_daemon("--spool", "off")  # else `yes` runs on, and the other one does not read
     with RawClient(daemon.socket_path) as stuck, RawClient(daemon.socket_path) as other:
         stuck.call("exec.start", exec_id="e", argv=["sh", "-c", "yes; :"], attach={}, flow="block")
         time.sleep(0.3)  # its socket is full by now

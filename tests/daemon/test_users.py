@@ -10,6 +10,7 @@ import functools
 import os
 import resource
 import shutil
+import signal
 import subprocess
 import tempfile
 from pathlib import Path
@@ -19,6 +20,8 @@ import pytest
 
 from runnerd.client.errors import RemoteError
 from tests import needs
+from tests.cases.field import mark, marked, status_field
+from tests.harness import wait_for
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -193,6 +196,48 @@ def test_a_plain_user_gives_its_commands_no_capability_of_its_own(start_daemon: 
         shutil.rmtree(folder)
 
 
+@pytest.mark.parametrize("by", ["shim", "daemon"])
+def test_whom_a_plain_user_cannot_end_is_named(start_daemon: Daemons, by: str) -> None:
+    """A setuid program has made one of the tree another user: it is told, and not waited for."""
+    needs.root()
+    setpriv = needs.program("setpriv", "util-linux")
+    folder = Path(tempfile.mkdtemp(prefix="rd-", dir="/var/tmp"))
+    try:
+        shutil.chown(folder, 65534, 65534)
+        program = folder / "become"
+        shutil.copy(setpriv, program)
+        program.chmod(0o4755)
+        nobody = (setpriv, "--reuid=65534", "--regid=65534", "--clear-groups", "--")
+        word = mark()
+        script = f"{program} --reuid=1 --regid=1 --clear-groups sleep {word} & wait"
+        with start_daemon(wrapper=nobody, place=folder).connect() as client:
+            handle = client.start(["sh", "-c", script], attach=False)
+            wait_for(lambda: [pid for pid in marked(word) if is_owned_by(pid, 1)])
+            (pid,) = (pid for pid in marked(word) if is_owned_by(pid, 1))
+            if by == "daemon":
+                os.kill(int(status_field(handle.pid or 0, "PPid")), signal.SIGKILL)
+            answer = handle.cancel(0)
+            assert answer.outcome == "survivors"
+            assert answer.receipt is not None
+            survivors = [(each.pid, each.reason, each.command) for each in answer.receipt.survivors]
+            assert survivors == [(pid, "user", "sleep")]
+            (info,) = client.list_execs()
+            assert (info.state, info.ending) == ("lingering", "cancelled")
+            assert client.run(["true"]).exit.code == 0
+            os.kill(pid, signal.SIGKILL)  # as its own user could
+            # A shim that is lost is a reason of its own, where that is heard of first.
+            reasons = {"cancelled"} if by == "shim" else {"cancelled", "internal"}
+            assert handle.wait_closed(10).reason in reasons
+            assert handle.inspect().survivors == []
+    finally:
+        shutil.rmtree(folder)
+
+
+def is_owned_by(pid: int, uid: int) -> bool:
+    """Whether a process is all another user's by now, its real uid included."""
+    return status_field(pid, "Uid") == "\t".join([str(uid)] * 4)
+
+
 def test_root_stays_root(accounts: Wrapped) -> None:
     """Execve gives uid 0 what its bounding set allows, so nothing is promised for it."""
     client = accounts()
@@ -274,6 +319,8 @@ def test_a_refused_raise_is_an_error_and_runs_nothing(accounts: Wrapped, tmp_pat
         client.run(["touch", str(proof)], rlimits={"nofile": (2**20, 2**20)})
     data = caught.value.data
     assert (caught.value.kind, data.stage, data.errno_name) == ("start_failed", "rlimit", "EPERM")
+    hard = resource.prlimit(client.info().pid, resource.RLIMIT_NOFILE)[1]
+    assert f"nofile to 1048576 (the daemon's hard limit is {hard})" in str(caught.value)
     assert not proof.exists()
 
 

@@ -2,11 +2,12 @@
 
 from typing import Any
 
+from runnerd.core.blocks import Record
 from runnerd.core.bounds import RECORD_COST_BYTES, Bounds
+from runnerd.core.budget import TailBudget
 from runnerd.core.execs import Exec, ExitStatus
 from runnerd.core.flow import chunk_bytes
-from runnerd.core.spool import Record
-from runnerd.core.transcript import TailBudget, Transcript
+from runnerd.core.transcript import Transcript
 from runnerd.protocol.requests import Attach, ExecStart
 
 NOW_S = 1000.0

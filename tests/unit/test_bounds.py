@@ -2,7 +2,6 @@
 
 import ast
 import functools
-from collections.abc import Iterator
 from pathlib import Path
 
 import msgspec
@@ -18,26 +17,19 @@ UNITS = {"KIB", "MIB"}
 FIELDS = [field.name for field in msgspec.structs.fields(Bounds)]
 CONSTANTS = [name for name in vars(bounds) if name.isupper() and name not in UNITS]
 
-# Tells clients what the limits are; a limit that is only told is not kept.
-TELLS = "_limits"
-
-
-def nodes(tree: ast.AST) -> Iterator[ast.AST]:
-    for node in ast.iter_child_nodes(tree):
-        if not (isinstance(node, ast.FunctionDef) and node.name == TELLS):
-            yield node
-            yield from nodes(node)
-
 
 @functools.cache
 def used_words() -> tuple[frozenset[str], frozenset[str]]:
-    """Return the attributes and the plain names read anywhere but in bounds.py."""
+    """Return the attributes and the plain names read anywhere but in bounds.py.
+
+    What is told to clients there is no use: a limit that is only told is not kept.
+    """
     attributes: set[str] = set()
     names: set[str] = set()
     for path in PACKAGE.rglob("*.py"):
         if path == HERE:
             continue
-        for node in nodes(ast.parse(path.read_text())):
+        for node in ast.walk(ast.parse(path.read_text())):
             if isinstance(node, ast.Attribute) and isinstance(node.ctx, ast.Load):
                 attributes.add(node.attr)
             elif isinstance(node, ast.Name) and isinstance(node.ctx, ast.Load):

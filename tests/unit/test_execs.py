@@ -8,6 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from runnerd.core.bounds import DRAIN_S
+from runnerd.core.budget import TailBudget
 from runnerd.core.execs import (
     Action,
     Close,
@@ -19,7 +20,6 @@ from runnerd.core.execs import (
     SendEnd,
 )
 from runnerd.core.life import TRANSITIONS, Event, State
-from runnerd.core.transcript import TailBudget
 from runnerd.protocol.answers import Exit, Oom, OomVerdict, Reason, StreamCount, Survivor
 
 from .core_parts import (

@@ -8,10 +8,11 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from runnerd.core import flow
+from runnerd.core.blocks import Block, Record
 from runnerd.core.bounds import RECORD_COST_BYTES, Bounds
+from runnerd.core.budget import TailBudget
 from runnerd.core.flow import Gap, Gate, Subscription, Terminal, chunk_bytes
-from runnerd.core.spool import Block, Record
-from runnerd.core.transcript import StreamName, TailBudget, Transcript
+from runnerd.core.transcript import StreamName, Transcript
 from runnerd.protocol.errors import RequestError
 
 from .core_parts import NOW_S, SMALL, fill, make_transcript

@@ -121,10 +121,15 @@ def test_what_is_not_urgent_goes_along_or_follows_soon() -> None:
     assert place.file.written == [([1, 2], False)]
     place.journal.note(past(3))
     place.turn_until("len(place.file.written) == 2")
+    # Nor does a start overtake it: who is told that it is written may rely on what came before.
     place.journal.note(past(4))
+    place.journal.dropped([1], 1)
+    place.begin(5)
+    place.turn_until("place.told == {5: True}")
+    place.journal.note(past(6))
     place.journal.finish()
     assert place.journal.wait_finished(10)
-    assert place.file.written[1:] == [([3], False), ([4], False)]
+    assert place.file.written[1:] == [([3], False), ([1, 4, 5], False), ([6], False)]
 
 
 def test_at_the_end_a_journal_that_had_failed_is_tried_once_more() -> None:

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from runnerd.core.past import Past
+from runnerd.core.past import PackedPast, Past, look_into, pack_past
 from runnerd.daemon.journal_file import (
     ASIDE,
     NAME,
@@ -43,6 +43,10 @@ def past(number: int, exec_id: str | None = None, pid: int | None = None) -> Pas
         user=None,
         labels={"a": "b"},
     )
+
+
+def packed(*pasts: Past) -> list[PackedPast]:
+    return [look_into(pack_past(each)) for each in pasts]
 
 
 def opened(folder: Path, pasts_max: int = 100) -> tuple[JournalFile, Kept]:
@@ -78,7 +82,7 @@ def test_what_was_written_is_found(tmp_path: Path) -> None:
     put(tmp_path, past(1), past(2), fence=7, dropped=1)
     put(tmp_path, past(2, pid=44))
     kept = left_by(tmp_path)
-    assert kept == Kept(pasts=[past(1), past(2, pid=44)], starts=2, fence=7, dropped=1)
+    assert kept == Kept(pasts=packed(past(1), past(2, pid=44)), starts=2, fence=7, dropped=1)
 
 
 def test_what_was_committed_outlives_the_process(tmp_path: Path) -> None:
@@ -90,7 +94,7 @@ def test_what_was_committed_outlives_the_process(tmp_path: Path) -> None:
         file.write({2: past(2), 3: past(3)}, {"fence": 3}, anew=False)
         os._exit(0)
     os.waitpid(pid, 0)
-    assert left_by(tmp_path) == Kept([past(1), past(2), past(3)], 3, 3, 0)
+    assert left_by(tmp_path) == Kept(packed(past(1), past(2), past(3)), 3, 3, 0)
 
 
 @given(
@@ -114,7 +118,7 @@ def test_rows_come_and_go_and_the_count_of_starts_only_grows(
                 expected[number] = row
     file.close()
     kept = left_by(folder)
-    assert kept.pasts == [expected[number] for number in sorted(expected)]
+    assert kept.pasts == packed(*(expected[number] for number in sorted(expected)))
     assert kept.starts == max((number for batch in batches for number in batch), default=0)
 
 
@@ -123,7 +127,7 @@ def test_written_anew_it_holds_nothing_else(tmp_path: Path) -> None:
     file, _ = opened(tmp_path)
     file.write({2: past(2, pid=5)}, {"fence": 4}, anew=True)
     file.close()
-    assert left_by(tmp_path) == Kept([past(2, pid=5)], 9, 4, 0)
+    assert left_by(tmp_path) == Kept(packed(past(2, pid=5)), 9, 4, 0)
 
 
 def test_a_write_that_fails_changes_nothing(tmp_path: Path) -> None:
@@ -133,7 +137,7 @@ def test_a_write_that_fails_changes_nothing(tmp_path: Path) -> None:
         file.write({2: past(2), 2**63: past(3)}, {"fence": 1}, anew=True)
     file.write({4: past(4)}, {}, anew=False)
     file.close()
-    assert left_by(tmp_path).pasts == [past(1), past(4)]
+    assert left_by(tmp_path).pasts == packed(past(1), past(4))
 
 
 def test_beyond_the_bound_only_the_newest_are_known_and_the_rest_is_said_to_be_dropped(

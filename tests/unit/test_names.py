@@ -10,12 +10,12 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
+from runnerd.core.blocks import Record
 from runnerd.core.bounds import HEARTBEAT_S
+from runnerd.core.budget import TailBudget
 from runnerd.core.flow import Gate, Subscription, chunk_bytes
 from runnerd.core.heartbeats import Heartbeats
 from runnerd.core.names import Names
-from runnerd.core.spool import Record
-from runnerd.core.transcript import TailBudget
 from runnerd.protocol.errors import RequestError
 
 from .core_parts import NOW_S, SMALL, fill, make_transcript

@@ -6,7 +6,7 @@ import errno
 
 import pytest
 
-from runnerd.daemon.running import outcome_of
+from runnerd.daemon.tree import outcome_of
 from runnerd.protocol.errors import RequestError
 from runnerd.protocol.shimwire import Signalled
 

@@ -16,7 +16,7 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 from runnerd.core.bounds import TOMBSTONE_S, Bounds
 from runnerd.core.digest import content_of
 from runnerd.core.execs import Exec
-from runnerd.core.past import Past, pack_past, unpack_past
+from runnerd.core.past import Past, look_into, pack_past, unpack_past
 from runnerd.core.registry import Registry
 from runnerd.core.remembered import check_owner
 from runnerd.protocol.errors import RequestError
@@ -289,7 +289,7 @@ class RegistryMachine(RuleBasedStateMachine):
         self.incarnations += 1
         self.registry = Registry(FEW, f"i{self.incarnations}")
         self.registry.restore(
-            self.journal.values(),
+            [look_into(pack_past(past)) for past in self.journal.values()],
             self.starts,
             dropped=dropped,
             now_s=self.now_s,

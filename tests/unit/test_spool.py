@@ -2,19 +2,24 @@
 
 from __future__ import annotations
 
+import itertools
 import zlib
 from typing import TYPE_CHECKING
 
+import msgspec
 import pytest
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from runnerd.core import spool, transcript
+from runnerd.core import blocks, spool, transcript
+from runnerd.core.blocks import BLOCK_BYTES, HEADER, Batch, Block, BlockCache, Extent, Record
 from runnerd.core.bounds import KIB, MIB, RECORD_COST_BYTES, Bounds
+from runnerd.core.budget import TailBudget
 from runnerd.core.flow import Gap, Gate, Subscription, Terminal, chunk_bytes
-from runnerd.core.spool import HEADER, LAGS_MAX, SLOT_BYTES, Batch, Block, BlockCache, Record, Slots
-from runnerd.core.transcript import TailBudget, Transcript
+from runnerd.core.slots import SLOT_BYTES, SLOTS_MIN, Slots
+from runnerd.core.spool import BATCH_BYTES, LAGS_MAX
+from runnerd.core.transcript import Transcript
 
 from .core_parts import NOW_S, SMALL
 
@@ -23,24 +28,28 @@ if TYPE_CHECKING:
 
     from runnerd.core.transcript import StreamName
 
-SMALL_SLOT = 700
+SMALL_SLOT = 350  # any record lies in two at most
+SMALL_BLOCK = 700
 
 
 @pytest.fixture(autouse=True)
 def small_slots(monkeypatch: pytest.MonkeyPatch) -> None:
     """Blocks of a few records, so that a test goes past each edge within a few hundred bytes."""
-    monkeypatch.setattr(transcript, "SLOT_BYTES", SMALL_SLOT)
-    monkeypatch.setattr(transcript, "BATCH_BYTES", 2 * SMALL_SLOT)
+    monkeypatch.setattr(spool, "SLOT_BYTES", SMALL_SLOT)
+    monkeypatch.setattr(transcript, "BLOCK_BYTES", SMALL_BLOCK)
+    monkeypatch.setattr(transcript, "BATCH_BYTES", 2 * SMALL_BLOCK)
 
 
 class FakeDisk:
     """The edge: what was handed over, in order, until it is told to do the oldest of it."""
 
-    def __init__(self, budget: TailBudget, cache_bytes: int = 3 * SMALL_SLOT) -> None:
+    def __init__(self, budget: TailBudget, cache_bytes: int = 3 * SMALL_BLOCK) -> None:
         self.budget = budget
         self.cache = BlockCache(cache_bytes)
-        self.slots: dict[int, bytearray] = {}
-        self.queue: list[tuple[Transcript, Batch] | tuple[Transcript, Block, int, int]] = []
+        self.file = bytearray()
+        self.queue: list[
+            tuple[Transcript, Batch] | tuple[Transcript, Block, list[Extent], int]
+        ] = []
         self.reads = 0
 
     def hand_over(self) -> None:
@@ -54,7 +63,8 @@ class FakeDisk:
 
     def want(self, its: Transcript, block: Block) -> None:
         if not any(len(each) == 4 and each[1] is block for each in self.queue):
-            self.queue.append((its, block, block.used_bytes, block.crc))
+            extents = its.spool.extents(block.start, block.used_bytes)
+            self.queue.append((its, block, extents, block.crc))
 
     def work(self, *, fails: bool = False) -> None:
         """Do the oldest piece of work; one that fails may have done half of it."""
@@ -64,26 +74,34 @@ class FakeDisk:
         if len(first) == 2:
             its, batch = first
             crcs = []
+            data = b""
             for piece in batch.pieces:
-                data = b"".join(piece.parts)
-                crcs.append(zlib.crc32(data, piece.crc))
-                slot = self.slots.setdefault(piece.block.slot, bytearray(SMALL_SLOT))
-                slot[piece.at : piece.end] = b"\xff" * len(data) if fails else data
+                written = b"".join(piece.parts)
+                crcs.append(zlib.crc32(written, piece.crc))
+                data += written
+            for at, size in batch.extents:
+                self.put(at, b"\xff" * size if fails else data[:size])
+                data = data[size:]
+            assert not data
             if not fails:
                 its.written(batch, crcs)
             elif its.spool.batch is batch:
                 its.degrade("cannot write", is_readable=True)
             return
-        reader, block, size, crc = first
+        reader, block, extents, crc = first
         self.reads += 1
         if block.is_dropped:
             return
         if fails:
             reader.degrade("cannot read", is_readable=False)
             return
-        data = bytes(self.slots[block.slot][:size])
+        data = b"".join(self.file[at : at + size] for at, size in extents)
         assert zlib.crc32(data) == crc
         self.cache.put(block, data)
+
+    def put(self, at: int, data: bytes) -> None:
+        self.file += bytes(max(0, at + len(data) - len(self.file)))
+        self.file[at : at + len(data)] = data
 
 
 class Reader:
@@ -165,7 +183,7 @@ class Writer:
             assert block.first_seq == seq
             assert block.start_offsets == self.ends[seq - 1]
             assert block.end_offsets == self.ends[block.last_seq]
-            assert 0 < block.used_bytes <= SMALL_SLOT
+            assert 0 < block.used_bytes <= SMALL_BLOCK
             seq = block.last_seq + 1
         if kept.blocks:
             assert seq == kept.last_seq + 1 >= its.mem_first_seq
@@ -178,7 +196,7 @@ class SpoolMachine(RuleBasedStateMachine):
 
     def __init__(self) -> None:
         super().__init__()
-        self.slots = Slots(10, 5)
+        self.slots = Slots(20, 10)
         self.budget = TailBudget(SMALL, self.slots)
         self.disk = FakeDisk(self.budget)
         self.all: list[Writer] = []
@@ -288,9 +306,15 @@ class SpoolMachine(RuleBasedStateMachine):
             writer.check()
         counted = [*self.all, *self.forgotten]  # of these what a waiting reader is still owed
         assert self.budget.used_bytes == sum(each.its.cost for each in counted)
-        assert self.disk.cache.used_bytes <= 3 * SMALL_SLOT
-        taken = [block.slot for each in self.all for block in each.its.spool.blocks]
-        assert len(taken) == len(set(taken))
+        assert self.disk.cache.used_bytes <= 3 * SMALL_BLOCK
+        taken = [
+            range(at, at + size)
+            for each in self.all
+            for block in each.its.spool.blocks
+            for at, size in each.its.spool.extents(block.start, block.used_bytes)
+        ]
+        taken.sort(key=lambda each: each.start)
+        assert all(one.stop <= next_.start for one, next_ in itertools.pairwise(taken))
         assert self.slots.used == sum(each.its.slot_count for each in self.all)
 
     def teardown(self) -> None:
@@ -314,8 +338,11 @@ TestSpool = SpoolMachine.TestCase
 TestSpool.settings = settings(max_examples=150, stateful_step_count=50)
 
 
+ROOMY = msgspec.structs.replace(SMALL, transcript_total_bytes_max=96 * RECORD_COST_BYTES)
+
+
 def make(slots: Slots | None = None, bounds: Bounds = SMALL) -> tuple[Writer, FakeDisk]:
-    budget = TailBudget(bounds, slots or Slots(20, 20))
+    budget = TailBudget(bounds, slots or Slots(40, 40))
     return Writer(budget), FakeDisk(budget)
 
 
@@ -369,13 +396,13 @@ def test_fifty_readers_read_each_block_once() -> None:
             disk.work()
     assert {tuple(each.got) for each in readers} == {(3000, 3000)}
     assert disk.reads <= len(writer.its.spool.blocks) + 1
-    assert disk.cache.used_bytes <= 3 * SMALL_SLOT
+    assert disk.cache.used_bytes <= 3 * SMALL_BLOCK
 
 
 def test_a_full_spool_goes_round_and_the_oldest_is_lost() -> None:
-    writer, disk = make(Slots(4, 4))
+    writer, disk = make(Slots(8, 8))
     spool_all(writer, disk, 100)
-    assert writer.its.slot_count <= 4
+    assert writer.its.slot_count <= 8
     assert 1 < writer.its.first_seq < writer.its.mem_first_seq
     reader = Reader(disk, writer.its, ["stdout", "stderr"], 0)
     read_to_end(reader, writer, disk)
@@ -384,7 +411,7 @@ def test_a_full_spool_goes_round_and_the_oldest_is_lost() -> None:
 
 
 def test_finished_spools_go_before_live_ones_the_oldest_first() -> None:
-    budget = TailBudget(SMALL, Slots(8, 4))
+    budget = TailBudget(ROOMY, Slots(16, 8))
     disk = FakeDisk(budget)
     writers = [Writer(budget) for _ in range(3)]
     for writer in writers[:2]:
@@ -434,6 +461,116 @@ def test_a_disk_that_lags_costs_what_is_on_it_and_at_last_the_spool() -> None:
     assert writer.its.slot_count == 0
 
 
+def test_a_disk_that_keeps_up_on_the_whole_is_never_given_up(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(spool, "LAG_FORGIVEN_BYTES", 2000)
+    writer, disk = make()
+    for _ in range(3 * LAGS_MAX):
+        spool_all(writer, disk, 30)
+        writer.its.lag(disk.budget.tail_bytes)
+        assert (writer.its.spool.state, writer.its.spool.lags) == ("on", 1)
+    for _ in range(LAGS_MAX - 1):
+        writer.its.lag(disk.budget.tail_bytes)
+    assert writer.its.spool.state == "degraded"
+
+
+def test_a_blocking_reader_that_keeps_up_is_never_held_for_a_disk_that_does_not() -> None:
+    """What a lag costs is a later replay's beginning, for those who read it already."""
+    writer, disk = make()
+    reader = block_gate(writer, disk)
+    for _ in range(300):
+        assert writer.gate.may_read(writer.its, disk.budget.tail_bytes)
+        writer.write(0, 100)
+        disk.hand_over()  # and it never works
+        assert reader.read(writer.written, 10**6)
+    assert writer.its.spool.lags > 0
+    assert writer.its.first_seq > 1
+    assert (reader.got[0], reader.lost) == (len(writer.written[0]), [0, 0])
+
+
+def close(writer: Writer, disk: FakeDisk) -> None:
+    writer.its.mark_exited()
+    writer.its.mark_closed()
+    disk.budget.finish(writer.its)
+    disk.hand_over()
+
+
+def test_finished_tails_go_to_the_disk_before_their_memory_is_needed() -> None:
+    _, disk = make(bounds=ROOMY)
+    writers = [Writer(disk.budget) for _ in range(40)]
+    for writer in writers:
+        writer.write(0, 100)
+        writer.write(1, 200)
+        close(writer, disk)
+        while disk.queue:
+            disk.work()
+        assert disk.budget.used_bytes <= ROOMY.transcript_total_bytes_max * 3 // 4
+    moved = [each.its.cost == 0 for each in writers]
+    assert moved == sorted(moved, reverse=True)  # the oldest
+    assert {True, False} == set(moved)
+    for writer in writers:
+        assert writer.its.state == "kept"
+        reader = Reader(disk, writer.its, ["stdout", "stderr"], 0)
+        read_to_end(reader, writer, disk)
+        assert (reader.got, reader.lost) == ([100, 200], [0, 0])
+
+
+def test_a_disk_that_is_not_done_in_time_holds_no_memory_of_finished_ones() -> None:
+    _, disk = make(bounds=ROOMY)
+    writers = [Writer(disk.budget) for _ in range(80)]
+    for writer in writers:
+        writer.write(0, 300)
+        close(writer, disk)  # and it never works
+        assert disk.budget.used_bytes <= ROOMY.transcript_total_bytes_max
+    states = [each.its.state for each in writers]
+    assert states == ["evicted"] * states.count("evicted") + ["kept"] * states.count("kept")
+    while disk.queue:
+        disk.work()
+    for writer in writers:
+        writer.check()
+    assert disk.budget.slots is not None
+    assert disk.budget.slots.used == sum(each.its.slot_count for each in writers)
+
+
+def test_without_a_disk_finished_tails_stay_until_the_memory_is_full() -> None:
+    budget = TailBudget(ROOMY)
+    writers = [Writer(budget) for _ in range(40)]
+    for writer in writers:
+        writer.write(0, 300)
+        writer.its.mark_exited()
+        writer.its.mark_closed()
+        budget.finish(writer.its)
+    kept = sum(each.its.state == "kept" for each in writers)
+    assert kept == ROOMY.transcript_total_bytes_max // (300 + RECORD_COST_BYTES)
+
+
+@pytest.mark.parametrize("sizes", [[65536], [4096], [65536, 1000, 4096, 33333]])
+def test_64_million_bytes_fit_64_mib_of_disk_whole(
+    sizes: list[int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.undo()  # the real slots and blocks
+    bounds = Bounds()
+    slots = Slots(bounds.spool_total_bytes_max // SLOT_BYTES, bounds.spool_bytes_max // SLOT_BYTES)
+    writer, disk = make(slots, bounds)
+    written = 0
+    for wanted in itertools.cycle(sizes):
+        size = min(wanted, 64 * 10**6 - written)
+        if not size:
+            break
+        writer.its.append(written & 1, bytes(size))
+        written += size
+        disk.hand_over()
+        while disk.queue:
+            its, batch = disk.queue.pop()[:2]
+            assert isinstance(batch, Batch)
+            its.written(batch, [0] * len(batch.pieces))
+            disk.hand_over()
+    assert writer.its.first_seq == 1
+    assert writer.its.slot_count == slots.used <= slots.share
+    assert sum(writer.its.total_bytes) == 64 * 10**6
+
+
 def test_a_batch_that_was_cancelled_changes_nothing_when_it_is_written() -> None:
     writer, disk = make()
     for _ in range(6):
@@ -476,7 +613,7 @@ def write_while_open(writer: Writer, disk: FakeDisk) -> None:
 
 
 def test_a_blocking_reader_that_takes_nothing_holds_the_command_once_the_spool_is_full() -> None:
-    writer, disk = make(Slots(8, 8))
+    writer, disk = make(Slots(16, 16))
     reader = block_gate(writer, disk)
     write_while_open(writer, disk)
     in_memory = writer.its.last_seq
@@ -545,7 +682,7 @@ def test_a_shut_window_has_nothing_read_from_disk() -> None:
 
 
 def test_a_cursor_within_a_block_knows_its_offsets_once_that_is_read() -> None:
-    writer, disk = make(Slots(4, 4))
+    writer, disk = make(Slots(8, 8))
     spool_all(writer, disk, 30)
     first = writer.its.spool.blocks[0].first_seq
     reader = Reader(disk, writer.its, ["stdout"], first + 1)
@@ -560,10 +697,13 @@ def test_a_cursor_within_a_block_knows_its_offsets_once_that_is_read() -> None:
     assert at + reader.lost[0] + reader.got[0] - 100 == len(writer.written[0])
 
 
-def test_a_slot_holds_four_whole_chunks() -> None:
-    assert 4 * (64 * KIB + HEADER.size) <= SLOT_BYTES
+def test_a_slot_holds_a_record_and_a_block_four_whole_chunks() -> None:
+    assert 64 * KIB + HEADER.size <= SLOT_BYTES
+    assert 4 * (64 * KIB + HEADER.size) <= BLOCK_BYTES
     assert SLOT_BYTES % 4096 == 0
-    assert spool.CACHE_BYTES == 2 * MIB
+    assert SLOTS_MIN * SLOT_BYTES >= MIB
+    assert blocks.CACHE_BYTES == 2 * MIB
+    assert BATCH_BYTES == 4 * MIB
 
 
 def blocks_of(writers: list[Writer]) -> Iterator[int]:
@@ -579,3 +719,45 @@ def test_live_spools_shrink_alike() -> None:
         for writer in writers:
             spool_all(writer, disk, 40)
     assert max(blocks_of(writers)) <= 4
+
+
+def test_a_tail_reaches_what_is_on_disk() -> None:
+    """Of every length: the newest whole records that fit, wherever they lie."""
+    budget = TailBudget(SMALL, Slots(10, 5))
+    disk, writer = FakeDisk(budget), Writer(budget)
+    sizes = [40 + 13 * (at % 7) for at in range(60)]
+    for at, size in enumerate(sizes):
+        writer.write(at % 3 % 2, size)
+        disk.hand_over()
+        while disk.queue:
+            disk.work()
+    kept = len(sizes) - writer.its.first_seq + 1
+    assert writer.its.mem_first_seq - writer.its.first_seq > 10
+    total = sum(sizes[-kept:])
+    for asked in range(0, total + 200, 7):
+        suffixes = (sum(sizes[len(sizes) - count :]) for count in range(kept + 1))
+        after_seq, begins_at = writer.its.tail(asked)
+        reader = Reader(disk, writer.its, ["stdout", "stderr"], after_seq)
+        reader.subscription = Subscription(
+            1, writer.its, streams=["stdout", "stderr"], after=after_seq, begins_at=begins_at
+        )
+        reader.ends = [None, None]
+        while not reader.read(writer.written, 1000):
+            while disk.queue:
+                disk.work()
+        assert sum(reader.got) == max(each for each in suffixes if each <= asked), asked
+        assert reader.lost == [0, 0]
+
+
+def test_a_live_exec_that_writes_no_more_gives_others_what_is_beyond_its_share() -> None:
+    budget = TailBudget(ROOMY, Slots(12, 12))
+    disk = FakeDisk(budget)
+    first, second = Writer(budget), Writer(budget)
+    spool_all(first, disk, 100)
+    assert first.its.slot_count >= 11
+    spool_all(second, disk, 100)
+    assert second.its.spool.state == "on"
+    assert second.its.slot_count >= 5
+    assert 5 <= first.its.slot_count <= 7
+    first.check()
+    second.check()

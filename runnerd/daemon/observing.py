@@ -1,0 +1,76 @@
+"""What an exec's life leaves behind: in the counters, the log and the journal."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from runnerd.core.execs import Exec
+from runnerd.core.registry import Registry
+from runnerd.protocol.answers import Exit
+from runnerd.protocol.errors import RequestError
+
+from .counters import Counters
+
+if TYPE_CHECKING:
+    from .journal import Journal
+    from .log import Log
+
+
+class Observer:
+    """Told of every turn in an exec's life, by whoever brought it about.
+
+    Args:
+        counters: The daemon's.
+        log: Where lines go.
+        journal: What the next incarnation is to know.
+        registry: Says what is to be known of an exec.
+    """
+
+    def __init__(self, counters: Counters, log: Log, journal: Journal, registry: Registry) -> None:
+        self._counters = counters
+        self._log = log
+        self._journal = journal
+        self._registry = registry
+
+    def started(self, its_exec: Exec) -> None:
+        """An exec started: execve succeeded."""
+        self._counters.started += 1
+        self._counters.start_duration.observe((its_exec.phases.started_ms or 0.0) / 1000)
+        self._log.debug("exec_started", exec_id=its_exec.exec_id, pid=its_exec.pid)
+        if self._journal.exists:
+            self._journal.note(self._registry.past_of(its_exec))
+
+    def unjournaled(self, why: str) -> None:
+        """A start goes on without being in the journal: there is none, it failed, or is slow."""
+        self._counters.starts_unjournaled[why] += 1
+
+    def start_failed(self, its_exec: Exec, error: RequestError) -> None:
+        """A start failed."""
+        self._counters.start_failures[error.data.stage or error.kind] += 1
+        self._log.debug("exec_start_failed", exec_id=its_exec.exec_id, error=error.message)
+
+    def exited(self, its_exec: Exec, its_exit: Exit) -> None:
+        """An exit was published."""
+        counters = self._counters
+        counters.exited[its_exit.reason] += 1
+        counters.output_bytes["stdout"] += its_exit.stdout.total_bytes
+        counters.output_bytes["stderr"] += its_exit.stderr.total_bytes
+        counters.dropped_bytes += its_exit.stdout.dropped_bytes + its_exit.stderr.dropped_bytes
+        counters.oom_kills += its_exit.oom.kills or 0
+        counters.exec_duration.observe(its_exit.wall_s or 0.0)
+        self._log.debug(
+            "exec_exited",
+            exec_id=its_exec.exec_id,
+            code=its_exit.code,
+            signal=its_exit.signal,
+            reason=its_exit.reason,
+            wall_s=its_exit.wall_s,
+        )
+        if self._journal.exists:
+            self._journal.exited(self._registry.past_of(its_exec))
+
+    def closed(self, its_exec: Exec) -> None:
+        """Nothing of an exec is left."""
+        self._log.debug("exec_closed", exec_id=its_exec.exec_id)
+        if self._journal.exists:
+            self._journal.note(self._registry.past_of(its_exec))
