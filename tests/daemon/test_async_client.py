@@ -258,7 +258,7 @@ def test_what_the_blocking_client_can_ask_this_one_can_too(on_both: OnBoth) -> N
         assert (answer.set_total, answer.unset_total) == (1, 1)
         script = "echo $APP_ASYNC ${HOME-none}"
         assert (await runner.run(["sh", "-c", script])).stdout == b"yes none\n"
-        async with await runner.start(["sh", "-c", "echo up; sleep 60 & wait"]) as proc:
+        async with await runner.start(["sh", "-c", "sleep 60 & echo up; wait"]) as proc:
             async for _ in proc.output(20):
                 break
             assert [each.exec_id for each in await runner.list_execs(live_only=True)] == [
