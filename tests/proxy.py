@@ -68,6 +68,7 @@ class _Connection:
     def __init__(self, near: socket.socket, far: socket.socket) -> None:
         self.near = near
         self.far = far
+        self.is_frozen = False
 
     def cut(self) -> None:
         for end in (self.near, self.far):
@@ -85,6 +86,7 @@ class Proxy:
 
     Attributes:
         swallows_answers: Whether what the daemon says is thrown away from now on.
+        is_down: Whether a new connection is closed at once.
         connections: How many there have been.
         cuts: How many were cut by the weather or by cut().
     """
@@ -92,6 +94,7 @@ class Proxy:
     def __init__(self, path: Path, target: str, weather: Weather | None = None) -> None:
         self.path = str(path)
         self.swallows_answers = False
+        self.is_down = False
         self.connections = 0
         self.cuts = 0
         self._target = target
@@ -132,6 +135,12 @@ class Proxy:
             self.cuts += 1
             connection.cut()
 
+    def freeze(self) -> None:
+        """Throw away whatever comes over the connections there are, and keep them open."""
+        with self._lock:
+            for connection in self._live:
+                connection.is_frozen = True
+
     def _storm(self, weather: Weather) -> None:
         while not self._closed.wait(weather.next_cut_s()):
             self.cut()
@@ -147,6 +156,9 @@ class Proxy:
                 near, _ = self._listener.accept()
             except OSError:
                 return
+            if self.is_down:
+                near.close()
+                continue
             far = socket.socket(socket.AF_UNIX)
             try:
                 far.connect(self._target)
@@ -180,7 +192,7 @@ class Proxy:
                 data = source.recv(_READ_BYTES)
                 if not data:
                     break
-                if what == "answers" and self.swallows_answers:
+                if connection.is_frozen or (what == "answers" and self.swallows_answers):
                     continue
                 if left_bytes is not None and len(data) >= left_bytes:
                     sink.sendall(data[:left_bytes])

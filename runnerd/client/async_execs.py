@@ -189,6 +189,10 @@ class AsyncExec(Following):
         """Send one signal; see AsyncClient.signal."""
         return await self._client.signal(self.exec_id, signal, to=to)
 
+    async def resize(self, rows: int, cols: int) -> None:
+        """Tell its terminal the new size; see AsyncClient.resize."""
+        await self._client.resize(self.exec_id, rows, cols)
+
     async def cancel(self, grace_s: float | None = None, *, wait: bool = True) -> CancelAnswer:
         """End the exec and everything it started; see AsyncClient.cancel."""
         answer = await self._client.cancel(
@@ -198,9 +202,9 @@ class AsyncExec(Following):
             self.exit = answer.exit
         return answer
 
-    async def inspect(self, *, usage: bool = False) -> ExecInfo:
+    async def inspect(self, *, usage: bool = False, tree: bool = False) -> ExecInfo:
         """Describe the exec; see AsyncClient.inspect."""
-        return await self._client.inspect(self.exec_id, usage=usage)
+        return await self._client.inspect(self.exec_id, usage=usage, tree=tree)
 
 
 class Output:

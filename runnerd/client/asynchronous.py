@@ -20,38 +20,21 @@ import msgspec
 
 from runnerd import __version__
 from runnerd.protocol.answers import (
-    CancelAnswer,
-    DaemonInfo,
-    ExecInfo,
-    Exit,
     HelloAnswer,
-    ListAnswer,
-    MetricsAnswer,
     OutputNote,
-    SignalAnswer,
-    WriteAnswer,
 )
 from runnerd.protocol.framing import Encoding
 from runnerd.protocol.requests import (
-    DaemonDrain,
-    DaemonInfoRequest,
-    DaemonMetrics,
-    DaemonStop,
-    DaemonUndrain,
     ExecAttach,
     ExecCancel,
-    ExecForget,
-    ExecInspect,
-    ExecList,
     ExecStart,
-    ExecWait,
     Params,
-    Ping,
 )
 
 from .async_execs import AsyncExec
 from .async_link import AsyncLink, Bells
-from .errors import ClientError, ClientTimeout, RemoteError
+from .async_requests import AsyncRequests
+from .errors import ClientError, ClientTimeout
 from .feeding import StdinFeeder
 from .locate import open_socket
 from .requesting import (
@@ -61,10 +44,10 @@ from .requesting import (
     Completed,
     attach_request,
     opened_by,
-    signal_request,
     start_request,
     start_timed_out,
 )
+from .routing import feed
 from .session import Answer, Failure
 from .wire import RECONNECT_S, Options
 
@@ -130,7 +113,7 @@ async def connect(
         link.close()
 
 
-class AsyncClient:
+class AsyncClient(AsyncRequests):
     """One caller's conversation with a daemon; made by connect()."""
 
     def __init__(self, link: AsyncLink) -> None:
@@ -250,141 +233,8 @@ class AsyncClient:
         if data:
             feeder.offer(data)
         feeder.end()
-        self._feed(feeder)
+        feed(self._router, feeder)
         return feeder
-
-    def _feed(self, feeder: StdinFeeder) -> None:
-        def taken(reply: Reply) -> None:
-            if isinstance(reply, Failure):
-                feeder.failed(reply.error)
-            elif isinstance(reply.result, WriteAnswer):
-                feeder.answered(reply.result)
-            self._feed(feeder)
-
-        write = feeder.next_write()
-        if write is not None and self.is_open:
-            self._router.request("exec.write", write, taken)
-
-    # Requests with an answer
-
-    async def wait(
-        self,
-        exec_id: str,
-        *,
-        until: Literal["exited", "closed"] = "exited",
-        timeout_s: float | None = None,
-    ) -> Exit:
-        """Wait for an exec's end; consumes nothing.
-
-        Raises:
-            ClientTimeout: If it has not ended by then; nothing was changed.
-            RemoteError: exec_unknown.
-        """
-        # The daemon keeps the time, so that no wait is left behind there; the client's own is
-        # a second later and only for a daemon that does not answer.
-        patience_s = None if timeout_s is None else max(timeout_s, 0.001)
-        params = ExecWait(exec_id=exec_id, until=until, timeout_s=patience_s)
-        call_s = None if patience_s is None else patience_s + 1
-        try:
-            return await self._ask("exec.wait", params, Exit, call_s)
-        except RemoteError as error:
-            if error.kind == "wait_timeout":
-                raise ClientTimeout(f"'{exec_id}' has not {until} after {timeout_s} s") from error
-            raise
-
-    async def signal(
-        self,
-        exec_id: str,
-        signal: str | int,
-        *,
-        to: Literal["command", "group", "tree"] = "command",
-    ) -> SignalAnswer:
-        """Send one signal to an exec's command, its process group or its whole tree.
-
-        Raises:
-            RemoteError: exec_unknown; exec_ended; not_permitted.
-            Ambiguous: If the connection was lost before the answer: it is never sent twice.
-        """
-        return await self._ask("exec.signal", signal_request(exec_id, signal, to), SignalAnswer)
-
-    async def cancel(
-        self,
-        exec_id: str,
-        *,
-        grace_s: float | None = None,
-        wait: bool = True,
-        tombstone: bool = False,
-        if_nonce: str | None = None,
-    ) -> CancelAnswer:
-        """End an exec and everything it started; see blocking.Client.cancel.
-
-        Raises:
-            RemoteError: exec_unknown, without `tombstone`; not_owner.
-        """
-        params = ExecCancel(
-            exec_id=exec_id,
-            grace_s=grace_s,
-            wait=wait,
-            tombstone=tombstone,
-            if_nonce=if_nonce,
-        )
-        return await self._ask(
-            "exec.cancel", params, CancelAnswer, None if wait else CALL_TIMEOUT_S
-        )
-
-    async def inspect(self, exec_id: str, *, usage: bool = False) -> ExecInfo:
-        """Describe an exec: everything but its environment.
-
-        Raises:
-            RemoteError: exec_unknown.
-        """
-        return await self._ask("exec.inspect", ExecInspect(exec_id=exec_id, usage=usage), ExecInfo)
-
-    async def forget(self, exec_id: str) -> None:
-        """Let go of a finished exec's output and record; its id stays taken, its exit known.
-
-        Raises:
-            RemoteError: exec_unknown; exec_live, if it is not over.
-        """
-        await self.call("exec.forget", ExecForget(exec_id=exec_id), timeout_s=CALL_TIMEOUT_S)
-
-    async def list_execs(
-        self, *, labels: dict[str, str] | None = None, usage: bool = False
-    ) -> list[ExecInfo]:
-        """List all execs known, in order of acceptance, over as many pages as it takes."""
-        found: list[ExecInfo] = []
-        cursor: int | None = None
-        while True:
-            params = ExecList(labels=labels or {}, cursor=cursor, limit=1000, usage=usage)
-            page = await self._ask("exec.list", params, ListAnswer)
-            found += page.execs
-            cursor = page.next_cursor
-            if cursor is None:
-                return found
-
-    async def ping(self) -> None:
-        """Return once the daemon has answered."""
-        await self.call("ping", Ping())
-
-    async def info(self) -> DaemonInfo:
-        """Describe the daemon."""
-        return await self._ask("daemon.info", DaemonInfoRequest(), DaemonInfo)
-
-    async def metrics(self, format: Literal["text", "openmetrics"] = "text") -> MetricsAnswer:  # noqa: A002
-        """Read the daemon's metrics."""
-        return await self._ask("daemon.metrics", DaemonMetrics(format=format), MetricsAnswer)
-
-    async def drain(self) -> None:
-        """Let the daemon take no new work, until undrain()."""
-        await self.call("daemon.drain", DaemonDrain())
-
-    async def undrain(self) -> None:
-        """Let the daemon take new work again."""
-        await self.call("daemon.undrain", DaemonUndrain())
-
-    async def stop(self) -> None:
-        """Stop the daemon; returns when it has begun to, every exec is then being ended."""
-        await self.call("daemon.stop", DaemonStop())
 
     async def call(
         self, method: str, params: Params, *, timeout_s: float | None = None
@@ -400,17 +250,6 @@ class AsyncClient:
         return await self._call(method, params, lambda _answer: None, timeout_s)
 
     # Inner workings
-
-    async def _ask(
-        self,
-        method: str,
-        params: Params,
-        kind: type[T],
-        timeout_s: float | None = CALL_TIMEOUT_S,
-    ) -> T:
-        answer = await self.call(method, params, timeout_s=timeout_s)
-        assert isinstance(answer, kind)
-        return answer
 
     async def _follow(
         self,

@@ -13,37 +13,15 @@ import msgspec
 
 from runnerd import __version__
 from runnerd.protocol.answers import (
-    CancelAnswer,
-    DaemonInfo,
-    EnvAnswer,
-    ExecInfo,
-    Exit,
     HelloAnswer,
-    ListAnswer,
-    MetricsAnswer,
     OutputNote,
-    SignalAnswer,
-    WriteAnswer,
 )
 from runnerd.protocol.framing import Encoding
 from runnerd.protocol.requests import (
-    DaemonDrain,
-    DaemonInfoRequest,
-    DaemonMetrics,
-    DaemonStop,
-    DaemonUndrain,
-    EnvSet,
-    ExecCancel,
-    ExecForget,
-    ExecInspect,
-    ExecList,
-    ExecResize,
-    ExecWait,
     Params,
-    Ping,
 )
 
-from .errors import ClientTimeout, RemoteError
+from .errors import ClientTimeout
 from .execs import Exec
 from .feeding import StdinFeeder
 from .link import Link, deadline
@@ -55,16 +33,17 @@ from .requesting import (
     Completed,
     attach_request,
     opened_by,
-    signal_request,
     start_request,
     start_timed_out,
 )
+from .requests import Requests
+from .routing import feed
 from .session import Answer, Failure
 from .wire import RECONNECT_S, Options
 
 if TYPE_CHECKING:
     import os
-    from collections.abc import Callable, Mapping, Sequence
+    from collections.abc import Callable, Sequence
     from types import TracebackType
     from typing import Self, Unpack
 
@@ -131,7 +110,7 @@ def connect(
     return connected
 
 
-class Client:
+class Client(Requests):
     """One caller's conversation with a daemon; made by connect().
 
     Args:
@@ -249,7 +228,8 @@ class Client:
 
         Args:
             exec_id: The exec.
-            after: A sequence; 0 = all that is kept; "tail" = only what comes from now on.
+            after: A sequence; 0 = all that is kept; "tail" = only what comes from now on, and
+                the exit.
             streams: Which streams to subscribe to.
             window_bytes: As in start().
             timeout_s: The most to wait for the answer, in seconds.
@@ -326,178 +306,8 @@ class Client:
         if data:
             feeder.offer(data)
         feeder.end()
-        self._feed(feeder)
+        feed(self._router, feeder)
         return feeder
-
-    # Requests with an answer
-
-    def wait(
-        self,
-        exec_id: str,
-        *,
-        until: Literal["exited", "closed"] = "exited",
-        timeout_s: float | None = None,
-    ) -> Exit:
-        """Wait for an exec's end; consumes nothing.
-
-        Args:
-            exec_id: The exec.
-            until: exited = the command's own exit; closed = nothing of it is left.
-            timeout_s: The most to wait, in seconds; None = as long as it takes.
-
-        Raises:
-            ClientTimeout: If it has not ended by then; nothing was changed.
-            RemoteError: exec_unknown.
-        """
-        # The daemon keeps the time, so that no wait is left behind there; the client's own is
-        # a second later and only for a daemon that does not answer.
-        patience_s = None if timeout_s is None else max(timeout_s, 0.001)
-        params = ExecWait(exec_id=exec_id, until=until, timeout_s=patience_s)
-        try:
-            return self._ask(
-                "exec.wait", params, Exit, None if patience_s is None else patience_s + 1
-            )
-        except RemoteError as error:
-            if error.kind == "wait_timeout":
-                raise ClientTimeout(f"'{exec_id}' has not {until} after {timeout_s} s") from error
-            raise
-
-    def signal(
-        self,
-        exec_id: str,
-        signal: str | int,
-        *,
-        to: Literal["command", "group", "tree"] = "command",
-    ) -> SignalAnswer:
-        """Send one signal to an exec's command, its process group or its whole tree.
-
-        Raises:
-            RemoteError: exec_unknown; exec_ended; not_permitted.
-            Ambiguous: If the connection was lost before the answer: it is never sent twice.
-        """
-        return self._ask("exec.signal", signal_request(exec_id, signal, to), SignalAnswer)
-
-    def resize(self, exec_id: str, rows: int, cols: int) -> None:
-        """Tell an exec's terminal its new size, 1 to 65535 each.
-
-        Raises:
-            RemoteError: exec_unknown; exec_ended; invalid_params where it has no terminal.
-        """
-        self.call("exec.resize", ExecResize(exec_id=exec_id, rows=rows, cols=cols))
-
-    def cancel(
-        self,
-        exec_id: str,
-        *,
-        grace_s: float | None = None,
-        wait: bool = True,
-        tombstone: bool = False,
-        if_nonce: str | None = None,
-    ) -> CancelAnswer:
-        """End an exec and everything it started, and tell what that took.
-
-        Args:
-            exec_id: The exec.
-            grace_s: Seconds between TERM and KILL; the exec's own if None; 0 = KILL at once.
-            wait: Return once all is gone or the survivors are known, not when ending began.
-            tombstone: Of an id never seen, leave a mark that refuses a start arriving later.
-            if_nonce: Act only on an exec that was started with this nonce.
-
-        Raises:
-            RemoteError: exec_unknown, without `tombstone`; not_owner.
-        """
-        params = ExecCancel(
-            exec_id=exec_id,
-            grace_s=grace_s,
-            wait=wait,
-            tombstone=tombstone,
-            if_nonce=if_nonce,
-        )
-        return self._ask("exec.cancel", params, CancelAnswer, None if wait else CALL_TIMEOUT_S)
-
-    def inspect(self, exec_id: str, *, usage: bool = False, tree: bool = False) -> ExecInfo:
-        """Describe an exec: everything but its environment.
-
-        Raises:
-            RemoteError: exec_unknown.
-        """
-        return self._ask(
-            "exec.inspect", ExecInspect(exec_id=exec_id, usage=usage, tree=tree), ExecInfo
-        )
-
-    def forget(self, exec_id: str) -> None:
-        """Let go of a finished exec's output and record; its id stays taken, its exit known.
-
-        Raises:
-            RemoteError: exec_unknown; exec_live, if it is not over.
-        """
-        self.call("exec.forget", ExecForget(exec_id=exec_id), timeout_s=CALL_TIMEOUT_S)
-
-    def list_execs(
-        self,
-        *,
-        labels: dict[str, str] | None = None,
-        usage: bool = False,
-        live_only: bool = False,
-    ) -> list[ExecInfo]:
-        """List execs, in order of acceptance, over as many pages as it takes.
-
-        Args:
-            labels: Only those that carry all of these.
-            usage: Whether to have each one's processes counted.
-            live_only: Leave out those that are closed.
-        """
-        states: list[Literal["starting", "running", "draining", "lingering", "closed"]] | None
-        states = ["starting", "running", "draining", "lingering"] if live_only else None
-        found: list[ExecInfo] = []
-        cursor: int | None = None
-        while True:
-            params = ExecList(
-                state=states, labels=labels or {}, cursor=cursor, limit=1000, usage=usage
-            )
-            page = self._ask("exec.list", params, ListAnswer)
-            found += page.execs
-            cursor = page.next_cursor
-            if cursor is None:
-                return found
-
-    def set_env(
-        self, variables: Mapping[str, str] | None = None, *, unset: Sequence[str] = ()
-    ) -> EnvAnswer:
-        """Set and unset variables of every exec started later in this incarnation.
-
-        Args:
-            variables: Name to value.
-            unset: Names to take away.
-
-        Raises:
-            RemoteError: invalid_params, with nothing changed.
-        """
-        return self._ask("env.set", EnvSet(set=dict(variables or {}), unset=list(unset)), EnvAnswer)
-
-    def ping(self) -> None:
-        """Return once the daemon has answered."""
-        self.call("ping", Ping())
-
-    def info(self) -> DaemonInfo:
-        """Describe the daemon."""
-        return self._ask("daemon.info", DaemonInfoRequest(), DaemonInfo)
-
-    def metrics(self, format: Literal["text", "openmetrics"] = "text") -> MetricsAnswer:  # noqa: A002
-        """Read the daemon's metrics."""
-        return self._ask("daemon.metrics", DaemonMetrics(format=format), MetricsAnswer)
-
-    def drain(self) -> None:
-        """Let the daemon take no new work, until undrain()."""
-        self.call("daemon.drain", DaemonDrain())
-
-    def undrain(self) -> None:
-        """Let the daemon take new work again."""
-        self.call("daemon.undrain", DaemonUndrain())
-
-    def stop(self) -> None:
-        """Stop the daemon; returns when it has begun to, every exec is then being ended."""
-        self.call("daemon.stop", DaemonStop())
 
     def call(
         self, method: str, params: Params, *, timeout_s: float | None = None
@@ -556,29 +366,6 @@ class Client:
         self._link.wait_until(
             lambda: conversation.is_greeted, deadline(timeout_s), "the answer to hello"
         )
-
-    def _ask(
-        self,
-        method: str,
-        params: Params,
-        kind: type[T],
-        timeout_s: float | None = CALL_TIMEOUT_S,
-    ) -> T:
-        answer = self.call(method, params, timeout_s=timeout_s)
-        assert isinstance(answer, kind)
-        return answer
-
-    def _feed(self, feeder: StdinFeeder) -> None:
-        def taken(reply: Answer | Failure) -> None:
-            if isinstance(reply, Failure):
-                feeder.failed(reply.error)
-            elif isinstance(reply.result, WriteAnswer):
-                feeder.answered(reply.result)
-            self._feed(feeder)
-
-        write = feeder.next_write()
-        if write is not None and self.is_open:
-            self._router.request("exec.write", write, taken)
 
     def _follow(
         self,

@@ -7,23 +7,24 @@ drives it (link.py, async_link.py) only moves bytes and decides when to connect 
 Rule 1: a request keeps its id over connections, and is answered once: by the daemon, or at a loss
 by Ambiguous where it must not be repeated. repeating.py has the rules.
 Rule 2: a subscription keeps its number over connections. It is resumed after the last sequence
-received, under the same subscriber name and the next generation, and with the same checks going
-on. What cannot be resumed is an Unfollowed event: never an exit, never silence.
+received and with the same checks going on; where it has a subscriber name, under that and the
+next generation. What cannot be resumed is an Unfollowed event: never an exit, never silence.
 Rule 3: every hello after the first names the incarnation. Another one ends the conversation as
 DaemonRestarted, before any effect.
-Rule 4: every start has an exec_id, a nonce and a horizon, so that it can be repeated.
+Rule 4: every start has an exec_id, a nonce and a horizon, so that it can be repeated, and where it
+is attached to a name, so that the command waits for this client to come back. An attach has a
+name only where its caller gave one: a reader that changes nothing for others needs none.
 """
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Final, Literal, TypeVar
+from typing import TYPE_CHECKING, Final, Literal
 
 import msgspec
 
 from runnerd.protocol.answers import (
     AttachAnswer,
     ClosedNote,
-    Empty,
     HelloAnswer,
     OutputNote,
     StartAnswer,
@@ -42,14 +43,13 @@ from runnerd.protocol.requests import (
 )
 
 from .errors import (
-    Ambiguous,
     ClientError,
     DaemonRestarted,
     ProtocolViolation,
     RemoteError,
     StreamLost,
 )
-from .repeating import REPEATS, Repeat, may_repeat
+from .pending import Asked, Followed, Unfollowed
 from .session import Answer, Event, Failure, Session, SubscriptionNote
 
 if TYPE_CHECKING:
@@ -59,68 +59,9 @@ if TYPE_CHECKING:
 
     from .subscription import Subscription
 
-# What may wait on the client for one exec while others are read. With a window the daemon
-# stops sending long before; without one this is where an exec is detached.
-QUEUE_BYTES_MAX: Final = 8 * 1024 * 1024
-
 _NOBODY: Final = 0  # the daemon numbers subscriptions from 1
 
-
-class Unfollowed(msgspec.Struct, frozen=True):
-    """A subscription could not be resumed: the rest of the output does not come.
-
-    Attributes:
-        subscription: Whose.
-        exec_id: The exec.
-        error: Why, with the exit in its data where it is known.
-    """
-
-    subscription: int
-    exec_id: str
-    error: ClientError
-
-
 Occurrence = Event | Unfollowed
-
-_Attach = TypeVar("_Attach", Attach, ExecAttach)
-
-
-class _Asked:
-    """A request without an answer so far."""
-
-    def __init__(self, method: str, params: Params) -> None:
-        self.method = method
-        self.params = params
-        self.ends_at_bytes: int | None = None  # in this connection's outgoing stream
-        self.is_abandoned = False
-
-
-class _Followed:
-    """A subscription, over the connections it has had."""
-
-    def __init__(self, checks: Subscription, attach: Attach | ExecAttach, generation: int) -> None:
-        self.checks = checks
-        self.subscriber = attach.subscriber
-        self.generation = generation
-        self.window_bytes = attach.window_bytes
-        self.wire_number: int | None = None
-        self.is_resuming = False
-        self.unacknowledged: dict[int, int] = {}  # bytes by sequence, oldest first
-        self.unacknowledged_bytes = 0
-
-    @property
-    def may_resume(self) -> bool:
-        """Whether what its reader has yet to take leaves room for a new window."""
-        return self.unacknowledged_bytes + (self.window_bytes or 0) <= QUEUE_BYTES_MAX
-
-    def took_in(self, note: OutputNote) -> None:
-        if self.window_bytes is not None:
-            self.unacknowledged[note.seq] = len(note.data)
-            self.unacknowledged_bytes += len(note.data)
-
-    def acknowledged(self, seq: int) -> None:
-        while self.unacknowledged and (oldest := next(iter(self.unacknowledged))) <= seq:
-            self.unacknowledged_bytes -= self.unacknowledged.pop(oldest)
 
 
 class Conversation:
@@ -163,8 +104,8 @@ class Conversation:
         self._last_id = 0
         self._last_number = 0
         self._names = 0
-        self._asked: dict[int, _Asked] = {}
-        self._followed: dict[int, _Followed] = {}
+        self._asked: dict[int, Asked] = {}
+        self._followed: dict[int, Followed] = {}
         self._disconnect()
 
     def _disconnect(self) -> None:
@@ -178,6 +119,11 @@ class Conversation:
         self._unsent = bytearray()
         self._queued_bytes = 0
         self._sent_bytes = 0
+
+    @property
+    def is_owed_heartbeats(self) -> bool:
+        """Whether the daemon would say something within seconds, if only that nothing happened."""
+        return bool(self._numbers)
 
     # The outgoing bytes
 
@@ -235,11 +181,9 @@ class Conversation:
             raise self.end
         if isinstance(params, ExecStart):
             params = self.prepared(params)
-        elif isinstance(params, ExecAttach):
-            name = params.subscriber or self._next_name()
-            generation = params.generation or 1
-            params = msgspec.structs.replace(params, subscriber=name, generation=generation)
-        asked = _Asked(method, params)
+        elif isinstance(params, ExecAttach) and params.subscriber is not None:
+            params = msgspec.structs.replace(params, generation=params.generation or 1)
+        asked = Asked(method, params)
         if self.is_greeted:
             self._send(self._last_id + 1, asked)
         self._last_id += 1
@@ -250,7 +194,7 @@ class Conversation:
         self._names += 1
         return f"{self._name}.{self._names}"
 
-    def _send(self, own_id: int, asked: _Asked) -> None:
+    def _send(self, own_id: int, asked: Asked) -> None:
         assert self._session is not None
         params = asked.params
         if isinstance(params, (ExecDetach, ExecAck)):
@@ -303,7 +247,7 @@ class Conversation:
         self._resuming[wire_id] = _NOBODY
         self._queue(framed)
 
-    def _forget(self, subscription: int) -> _Followed | None:
+    def _forget(self, subscription: int) -> Followed | None:
         followed = self._followed.pop(subscription, None)
         if followed is not None and followed.wire_number is not None:
             self._numbers.pop(followed.wire_number, None)
@@ -349,34 +293,16 @@ class Conversation:
         sent_bytes = self._sent_bytes
         self._disconnect()
         for followed in self._followed.values():
-            followed.wire_number = None
-            followed.is_resuming = False
+            followed.lost()
         told: list[Occurrence] = []
         for own_id, asked in [*self._asked.items()]:
-            was_sent = asked.ends_at_bytes is not None and asked.ends_at_bytes <= sent_bytes
-            asked.ends_at_bytes = None
-            event = self._fate(own_id, asked, was_sent=was_sent)
+            event = asked.lost(own_id, sent_bytes)
             if event is not None:
                 del self._asked[own_id]
                 told.append(event)
         if self._is_stopping and self.end is None:
             self.end = self.lost_error()
         return told
-
-    def _fate(self, own_id: int, asked: _Asked, *, was_sent: bool) -> Event | None:
-        if REPEATS[asked.method] is Repeat.MOOT:
-            return Answer(own_id, asked.method, Empty())
-        if not was_sent and not asked.is_abandoned:
-            return None
-        if asked.is_abandoned or not may_repeat(asked.method, asked.params):
-            error = Ambiguous(asked.method, getattr(asked.params, "exec_id", None))
-            return Failure(own_id, asked.method, error)
-        if isinstance(asked.params, ExecAttach):
-            asked.params = _next_generation(asked.params)
-        elif isinstance(asked.params, ExecStart) and asked.params.attach is not None:
-            attach = _next_generation(asked.params.attach)
-            asked.params = msgspec.structs.replace(asked.params, attach=attach)
-        return None
 
     def lost_error(self) -> StreamLost:
         """Say what is lost if no further connection comes."""
@@ -430,7 +356,7 @@ class Conversation:
     def _opened_by(self, params: Params, checks: Subscription, wire_number: int) -> int:
         attach = params.attach if isinstance(params, ExecStart) else params
         assert isinstance(attach, (Attach, ExecAttach))
-        followed = _Followed(checks, attach, attach.generation or 1)
+        followed = Followed(checks, attach)
         self._last_number += 1
         self._followed[self._last_number] = followed
         followed.wire_number = wire_number
@@ -499,22 +425,12 @@ class Conversation:
                 told.append(Failure(own_id, asked.method, error))
         return told
 
-    def _resume(self, number: int, followed: _Followed) -> None:
+    def _resume(self, number: int, followed: Followed) -> None:
         if not followed.may_resume:
             return  # once its reader has taken some: ack() looks again
         assert self._session is not None
-        followed.generation += 1
-        followed.is_resuming = True
-        checks = followed.checks
-        params = ExecAttach(
-            exec_id=checks.exec_id,
-            after=checks.last_seq,
-            streams=checks.streams,  # type: ignore[arg-type]
-            subscriber=followed.subscriber,
-            generation=followed.generation,
-            window_bytes=followed.window_bytes,
-        )
-        wire_id, framed = self._session.request("exec.attach", params, resumes=checks)
+        params = followed.resumption()
+        wire_id, framed = self._session.request("exec.attach", params, resumes=followed.checks)
         self._resuming[wire_id] = number
         self._queue(framed)
 
@@ -528,7 +444,3 @@ class Conversation:
         elif not (isinstance(error, RemoteError) and error.data.retryable):
             self.end = error
         self.is_turned_away = True
-
-
-def _next_generation(attach: _Attach) -> _Attach:
-    return msgspec.structs.replace(attach, generation=(attach.generation or 1) + 1)

@@ -150,6 +150,17 @@ class Ambiguous(ClientError):
         self.exec_id = exec_id
 
 
+class ExitPassed(ClientError):
+    """What was attached to had exited before the sequence it was attached after."""
+
+    def __init__(self, exec_id: str) -> None:
+        super().__init__(
+            f"'{exec_id}' had exited before the sequence asked for",
+            preserved="its exit is known",
+            hint="wait for it, which answers at once, or attach after an earlier sequence",
+        )
+
+
 class Superseded(ClientError):
     """A newer reader of the same subscriber name took an exec's output over.
 

@@ -188,9 +188,9 @@ class Exec(Following):
             self.exit = answer.exit
         return answer
 
-    def inspect(self, *, usage: bool = False) -> ExecInfo:
+    def inspect(self, *, usage: bool = False, tree: bool = False) -> ExecInfo:
         """Describe the exec; see Client.inspect."""
-        return self._client.inspect(self.exec_id, usage=usage)
+        return self._client.inspect(self.exec_id, usage=usage, tree=tree)
 
     def _wait_news(self, deadline_s: float | None) -> None:
         if not self._queue:

@@ -20,8 +20,8 @@ from runnerd.protocol.answers import (
     SupersededNote,
 )
 
-from .conversation import QUEUE_BYTES_MAX, Unfollowed
-from .errors import ClientError, OutputOverflow, Superseded
+from .errors import ClientError, ExitPassed, OutputOverflow, Superseded
+from .pending import QUEUE_BYTES_MAX, Unfollowed
 
 if TYPE_CHECKING:
     from runnerd.protocol.answers import AttachAnswer, Closed
@@ -105,6 +105,8 @@ class Following:
         elif isinstance(record, ClosedNote):
             self.closed = record.closed
             self._subscription = None
+            if self.exit is None:
+                self._break(ExitPassed(record.exec_id))
         elif isinstance(record, SupersededNote):
             self._break(Superseded(record.exec_id, record.subscriber, record.generation))
         elif isinstance(record, Unfollowed):

@@ -54,11 +54,13 @@ REPEATS: Final = {
     "exec.ack": Repeat.MOOT,
     "exec.write": Repeat.MARKED,
     "exec.signal": Repeat.NEVER,
+    "exec.resize": Repeat.ALWAYS,  # a size, not a step; two of them keep their order
     "exec.cancel": Repeat.ALWAYS,  # a latch; a further one repeats no TERM
     "exec.wait": Repeat.ALWAYS,
     "exec.inspect": Repeat.ALWAYS,
     "exec.list": Repeat.ALWAYS,
     "exec.forget": Repeat.ALWAYS,
+    "env.set": Repeat.ALWAYS,  # likewise
     "daemon.info": Repeat.ALWAYS,
     "daemon.metrics": Repeat.ALWAYS,
     "daemon.drain": Repeat.ALWAYS,  # a state, not a step

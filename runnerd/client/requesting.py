@@ -12,7 +12,7 @@ import msgspec
 
 from runnerd.protocol.answers import AttachAnswer, Exit, StartAnswer
 from runnerd.protocol.errors import RequestError
-from runnerd.protocol.requests import Attach, ExecAttach, ExecSignal, ExecStart
+from runnerd.protocol.requests import Attach, ExecAttach, ExecStart
 
 from .errors import ClientTimeout, RemoteError
 from .following import Opened
@@ -116,20 +116,6 @@ def attach_request(
         return ExecAttach(
             exec_id=exec_id, after=after, streams=list(streams), window_bytes=window_bytes
         )
-    except RequestError as error:
-        raise RemoteError.before_sending(error) from error
-
-
-def signal_request(
-    exec_id: str, signal: str | int, to: Literal["command", "group", "tree"]
-) -> ExecSignal:
-    """Make a signal.
-
-    Raises:
-        RemoteError: invalid_params, naming the field.
-    """
-    try:
-        return ExecSignal(exec_id=exec_id, signal=signal, to=to)
     except RequestError as error:
         raise RemoteError.before_sending(error) from error
 

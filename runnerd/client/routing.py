@@ -16,16 +16,20 @@ from runnerd.protocol.answers import (
     StartAnswer,
     StoppingNote,
     SupersededNote,
+    WriteAnswer,
 )
 
-from .conversation import QUEUE_BYTES_MAX, Conversation, Occurrence, Unfollowed
+from .conversation import Conversation, Occurrence
 from .errors import ClientError, OutputOverflow
+from .pending import QUEUE_BYTES_MAX, Unfollowed
 from .session import Answer, Failure, SubscriptionNote
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
     from runnerd.protocol.requests import Params
+
+    from .feeding import StdinFeeder
 
     Record = SubscriptionNote | Unfollowed
     Reply = Answer | Failure
@@ -145,3 +149,18 @@ class Router:
         result = reply.result if isinstance(reply, Answer) else None
         if isinstance(result, (StartAnswer, AttachAnswer)) and result.subscription is not None:
             self.detach(result.subscription)
+
+
+def feed(router: Router, feeder: StdinFeeder) -> None:
+    """Send a feeder's next write, and after each answer the next, while anything moves it on."""
+
+    def taken(reply: Reply) -> None:
+        if isinstance(reply, Failure):
+            feeder.failed(reply.error)
+        elif isinstance(reply.result, WriteAnswer):
+            feeder.answered(reply.result)
+        feed(router, feeder)
+
+    write = feeder.next_write()
+    if write is not None and router.conversation.end is None:
+        router.request("exec.write", write, taken)

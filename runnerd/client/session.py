@@ -243,7 +243,7 @@ class Session:
             opened = resumes or Subscription(
                 params.exec_id,
                 params.streams,
-                after_seq=params.after if isinstance(params.after, int) else result.last_seq,
+                after_seq=result.after,
                 from_start=params.after == 0,
             )
         else:

@@ -28,6 +28,10 @@ _READ_BYTES: Final = 256 * 1024
 # A daemon answers hello in milliseconds, or says no. One that does neither is as good as gone.
 HELLO_S: Final = 10.0
 
+# Whoever has a subscription hears from the daemon every 5 s, if only by a heartbeat. After four
+# of them that did not come the connection is taken for lost: nothing else would ever say so.
+SILENCE_S: Final = 20.0
+
 RECONNECT_S: Final = 60.0
 
 
@@ -89,6 +93,7 @@ class Wire:
         self.router = Router(self._conversation, self.send_some)
         self._patience = Patience(options.reconnect_s, _jitter)
         self._hello_by_s: float | None = None
+        self._silent_since_s: float | None = None
         self._is_write_broken = False
         self._buffer = bytearray(_READ_BYTES)
         self._conversation.opened()
@@ -106,7 +111,16 @@ class Wire:
     @property
     def wake_at_s(self) -> float | None:
         """When to step at the latest, on the clock step() is given; None = whenever it is ready."""
-        return self._patience.next_at_s if self.socket is None else self._hello_by_s
+        return self._patience.next_at_s if self.socket is None else self._lost_at_s
+
+    @property
+    def _lost_at_s(self) -> float | None:
+        """When the connection is lost unless something is read; None = never."""
+        if self._hello_by_s is not None:
+            return self._hello_by_s
+        if self._silent_since_s is None or not self._conversation.is_owed_heartbeats:
+            return None
+        return self._silent_since_s + SILENCE_S
 
     def close(self) -> None:
         """Close it; every later use of the router raises."""
@@ -128,11 +142,16 @@ class Wire:
             return False
         if self.socket is None:
             return self._connect(now_s)
-        if self._hello_by_s is not None and now_s >= self._hello_by_s:
+        self.send_some()
+        if self._read_some(now_s):
+            return True
+        # Only now: a caller that was busy elsewhere has not read what came meanwhile.
+        if self._silent_since_s is None:
+            self._silent_since_s = now_s
+        if self._lost_at_s is not None and now_s >= self._lost_at_s:
             self._lose(now_s)
             return True
-        self.send_some()
-        return self._read_some(now_s)
+        return False
 
     def send_some(self) -> None:
         """Send what the socket takes now."""
@@ -158,6 +177,7 @@ class Wire:
         except ConnectionResetError:
             # Not the end of what was said: Linux reports it once, then goes on with the rest.
             return self._read_some(now_s)
+        self._silent_since_s = None
         if not count_bytes:
             self._lose(now_s)
             return True
@@ -206,7 +226,7 @@ class Wire:
             self._conversation.end = lost or self._conversation.lost_error()
 
     def _drop_socket(self) -> None:
-        self._hello_by_s = None
+        self._hello_by_s = self._silent_since_s = None
         self._is_write_broken = False
         if self.socket is not None:
             self.socket.close()

@@ -92,7 +92,8 @@ class Subscription:
         self.subscriber = subscriber
         self.over = False
         self.quiet_since_s = 0.0
-        self.cursor_seq = last if after == "tail" else after
+        # Not `last`: whoever comes after the exit is told it too.
+        self.cursor_seq = transcript.last_output_seq if after == "tail" else after
         self._begins_at = begins_at
         self._streams = frozenset(STREAMS.index(stream) for stream in streams)
         self._window_bytes = window_bytes

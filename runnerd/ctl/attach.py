@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     import argparse
 
     from runnerd.client.blocking import Client
+    from runnerd.client.errors import StreamLost
 
 EPILOG: Final = """\
 Prints what is kept of the output from its beginning, follows it, and exits with the command's
@@ -27,7 +28,7 @@ connection, which is tried for again for a minute.
 With -it an exec that has a terminal gets our keys and our size: what its screen showed last comes
 first, then it is made to draw anew. -i without -t is refused: where input is a pipe, whoever
 started the exec is its one writer. The detach keys (Ctrl-P Ctrl-Q) leave it running; so do TERM,
-HUP, and with -t alone Ctrl-C.
+HUP, and with -t alone Ctrl-C. A lost connection is then a bell, as for run -it.
 
 examples:
   runnerctl attach x-0123456789abcdef
@@ -65,7 +66,12 @@ def main(options: argparse.Namespace) -> int:
             hint="runnerctl attach --help",
         )
     params = ExecAttach(exec_id=options.exec_id, after="tail" if options.tail else options.after)
-    with connect(**where(options), client="runnerctl attach", on_lost=say_reconnecting) as client:
+    passer: Passer | None = None
+
+    def lost(lost: StreamLost) -> None:
+        (say_reconnecting if passer is None else passer.lost)(lost)
+
+    with connect(**where(options), client="runnerctl attach", on_lost=lost) as client:
         if options.tty:
             passer, params = _on_terminal(options, client)
         else:

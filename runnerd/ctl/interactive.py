@@ -5,6 +5,11 @@ The size follows ours. TERM and HUP are then no signals for the command: they en
 line to it. What `run` has started is sent HUP, as by a terminal that is closed; what `attach` has
 come to goes on. Either way our terminal is put back first.
 
+A lost connection is a bell and no line, which would tear the screen: the bytes shown go on where
+they stopped, keys pressed meanwhile wait, and so does a new size. Keys that were on their way at
+that moment may have arrived or not. They are not sent again, since a doubled key can do more harm
+than a missing one, and it is said once the terminal is an ordinary one again.
+
 Keys are appended, without an offset: two people may type into one terminal, and a program that
 does not read must not keep the detach keys from being seen.
 """
@@ -17,13 +22,13 @@ import signal
 import sys
 from typing import TYPE_CHECKING, Final
 
-from runnerd.client.errors import ClientError
+from runnerd.client.errors import Ambiguous, ClientError
 from runnerd.client.feeding import ROOM_WAIT_S, WRITE_BYTES_MAX, StdinFeeder
 from runnerd.protocol.answers import AttachAnswer, ExitedNote, StartAnswer
 from runnerd.protocol.requests import ExecDetach, ExecResize, ExecSignal, ExecStart, ExecWrite
 
 from .detaching import DetachScanner
-from .endings import SIGNAL_BASE, say
+from .endings import SIGNAL_BASE, say, say_reconnecting
 from .passing import Passer
 from .screen import Modes, without_queries
 from .terminal import RawTerminal, local_size
@@ -33,6 +38,7 @@ if TYPE_CHECKING:
 
     from runnerd.client.blocking import Client
     from runnerd.client.conversation import Occurrence
+    from runnerd.client.errors import StreamLost
     from runnerd.client.session import Answer, Failure
     from runnerd.protocol.answers import OutputNote, WriteAnswer
     from runnerd.protocol.requests import Params
@@ -52,8 +58,13 @@ class _Leaving(Exception):  # noqa: N818 - no error
 
 
 class KeyFeeder(StdinFeeder):
-    """Feeds what is typed, in the order typed."""
+    """Feeds what is typed, in the order typed.
 
+    Attributes:
+        doubtful_bytes: Keys of which nobody knows whether they arrived.
+    """
+
+    doubtful_bytes = 0
     _in_flight_bytes = 0
 
     @property
@@ -76,6 +87,15 @@ class KeyFeeder(StdinFeeder):
     def answered(self, answer: WriteAnswer) -> None:
         """Take a write's answer. What others wrote counts in it too, so it says only that."""
         self.accepted_bytes = answer.accepted_bytes
+        self._waiting = self._waiting[self._in_flight_bytes :]
+        self._in_flight = False
+
+    def failed(self, error: ClientError) -> None:
+        """Take a write's failure: feeding is over, but for one that only may have failed."""
+        if not isinstance(error, Ambiguous):
+            super().failed(error)
+            return
+        self.doubtful_bytes += self._in_flight_bytes
         self._waiting = self._waiting[self._in_flight_bytes :]
         self._in_flight = False
 
@@ -124,12 +144,29 @@ class TerminalPasser(Passer):
             if self._feeds:
                 raw = RawTerminal(self._send_signals_soon)
             with raw:
-                return self._follow(method, params)
+                code = self._follow(method, params)
         except _Leaving as leaving:
+            self._say_doubtful()
             if not leaving.code:
                 print(file=sys.stderr)  # the command's last line is still open, most often
                 say(f"detached; bring it back by: runnerctl attach -it {self._exec_id}")
             return leaving.code
+        self._say_doubtful()
+        return code
+
+    def _say_doubtful(self) -> None:
+        if isinstance(self._feeder, KeyFeeder) and self._feeder.doubtful_bytes:
+            say("what was typed as the connection was lost may not have arrived")
+
+    def lost(self, lost: StreamLost) -> None:
+        """Ring: a line of ours would stand in the middle of the command's screen."""
+        for descriptor in (2, 1):
+            if os.isatty(descriptor):
+                if not self._modes.is_in_text:
+                    with contextlib.suppress(OSError):
+                        os.write(descriptor, b"\a")
+                return
+        say_reconnecting(lost)
 
     def _follow(self, method: str, params: Params) -> int:
         try:

@@ -28,12 +28,13 @@ import sys
 import time
 from typing import TYPE_CHECKING, Final
 
-from runnerd.client.conversation import Unfollowed
-from runnerd.client.errors import Superseded
+from runnerd.client.errors import ExitPassed, Superseded
 from runnerd.client.feeding import StdinFeeder
+from runnerd.client.pending import Unfollowed
 from runnerd.client.session import Answer, Failure
 from runnerd.protocol.answers import (
     AttachAnswer,
+    ClosedNote,
     Exit,
     ExitedNote,
     GapNote,
@@ -44,13 +45,14 @@ from runnerd.protocol.answers import (
 )
 from runnerd.protocol.requests import ExecCancel, ExecSignal, ExecStart
 
-from .endings import REFUSED, SIGNAL_BASE, exit_code, say, say_gap
+from .endings import REFUSED, SIGNAL_BASE, exit_code, say, say_gap, say_reconnecting
 
 if TYPE_CHECKING:
     from types import FrameType
 
     from runnerd.client.blocking import Client
     from runnerd.client.conversation import Occurrence
+    from runnerd.client.errors import StreamLost
     from runnerd.protocol.requests import Params
 
 PASSED_SIGNALS: Final = (
@@ -116,6 +118,10 @@ class Passer:
         assert self._exit is not None
         return exit_code(self._exit)
 
+    def lost(self, lost: StreamLost) -> None:
+        """Tell whoever watches that the connection was lost, and is being tried for again."""
+        say_reconnecting(lost)
+
     # Events
 
     def _take(self, event: Occurrence) -> None:
@@ -129,6 +135,8 @@ class Passer:
             raise event.error
         elif isinstance(event, ExitedNote):
             self._exit = event.exit
+        elif isinstance(event, ClosedNote) and self._exit is None:
+            raise ExitPassed(event.exec_id)
         elif isinstance(event, Failure):
             self._take_failure(event)
         elif isinstance(event, Answer):

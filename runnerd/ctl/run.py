@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     import argparse
 
     from runnerd.client.blocking import Client
+    from runnerd.client.errors import StreamLost
     from runnerd.protocol.requests import Pty, RlimitValue
 
 EPILOG: Final = """\
@@ -32,7 +33,8 @@ interactive one: every key goes to it, Ctrl-C too. The detach keys (Ctrl-P Ctrl-
 with exit code 0. TERM and HUP then mean that our terminal goes away: the command is sent HUP.
 runnerctl returns at the command's exit; what the command left running stays, see --leftovers.
 A lost connection is said on standard error and tried for again for a minute: the command does
-not notice, no byte is lost or doubled. With -d the exec's id is printed once the command runs,
+not notice, no byte is lost or doubled. With -t it is a bell instead, and a key that was on its way
+may be missing, which is said at the end. With -d the exec's id is printed once the command runs,
 and its output is kept for logs and attach; it never waits for a reader.
 
 examples:
@@ -123,7 +125,12 @@ def main(options: argparse.Namespace) -> int:
         from .terminal import need_terminal  # noqa: PLC0415
 
         need_terminal()
-    with connect(**where(options), client="runnerctl run", on_lost=say_reconnecting) as client:
+    passer: Passer | None = None
+
+    def lost(lost: StreamLost) -> None:
+        (say_reconnecting if passer is None else passer.lost)(lost)
+
+    with connect(**where(options), client="runnerctl run", on_lost=lost) as client:
         if options.detach:
             answer = client.call("exec.start", params)
             if options.json:

@@ -20,6 +20,9 @@ _QUERIES: Final = re.compile(
     rb"|\x1bP[+$]q[^\x1b]*\x1b\\"  # settings, terminfo
     rb"|\x1b\][\d;]*;\?(?:\x07|\x1b\\)"  # colours
 )
+# What begins a text for the terminal, and what ends it: in between, a bell is such an end too.
+_TEXT_BEGIN: Final = re.compile(rb"\x1b[]PX^_]")
+_TEXT_END: Final = re.compile(rb"\x07|\x18|\x1a|\x1b[^]PX^_]")
 _MODE: Final = re.compile(rb"\x1b\[\?([\d;]+)([hl])")
 _LONGEST_MODE: Final = 32
 
@@ -45,22 +48,37 @@ def without_queries(shown: bytes) -> bytes:
 
 
 class Modes:
-    """Which modes of the terminal a command has switched, to undo them where it cannot."""
+    """Which modes of the terminal a command has switched, to undo them where it cannot.
+
+    Attributes:
+        is_in_text: Whether what was shown last is the middle of a text for the terminal, a
+            window's title for one, so that nothing of ours may be put behind it.
+    """
 
     def __init__(self) -> None:
+        self.is_in_text = False
         self._switched: dict[bytes, bool] = {}
         self._end = b""
 
     def saw(self, data: bytes) -> None:
         """Take note of what is shown."""
-        if b"\x1b" not in data and not self._end:
+        if b"\x1b" not in data and not self._end and not self.is_in_text:
             return
         data = self._end + data
+        self._saw_text(data)
         for numbers, letter in _MODE.findall(data):
             for number in numbers.split(b";"):
                 self._switched[number] = letter == b"h"
         begin = data.rfind(b"\x1b", -_LONGEST_MODE)
         self._end = b"" if begin < 0 or _MODE.match(data, begin) else data[begin:]
+
+    def _saw_text(self, data: bytes) -> None:
+        at = 0
+        while True:
+            found = (_TEXT_END if self.is_in_text else _TEXT_BEGIN).search(data, at)
+            if found is None:
+                return
+            self.is_in_text, at = not self.is_in_text, found.end()
 
     def undo(self) -> bytes:
         """Return what puts the terminal's modes and colours back; nothing where none is known."""

@@ -210,6 +210,7 @@ def _attach(call: Call, params: ExecAttach) -> None:
             pid=its_exec.pid if its_exec.status is None else None,
             first_seq=its_exec.transcript.first_seq,
             last_seq=its_exec.transcript.last_seq,
+            after=subscription.cursor_seq,  # nothing was sent yet
         )
     )
 

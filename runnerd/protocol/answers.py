@@ -239,6 +239,8 @@ class AttachAnswer(msgspec.Struct, kw_only=True):
         pid: The command's pid while it lives.
         first_seq: The first record kept.
         last_seq: The last record so far.
+        after: The sequence after which this subscription begins: as asked for, or what "tail" and
+            `tail_bytes` came to.
     """
 
     subscription: int
@@ -246,6 +248,7 @@ class AttachAnswer(msgspec.Struct, kw_only=True):
     pid: int | None
     first_seq: int
     last_seq: int
+    after: int
 
 
 class WriteAnswer(msgspec.Struct, kw_only=True):

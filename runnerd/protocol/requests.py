@@ -319,7 +319,7 @@ class ExecAttach(Params):
     Attributes:
         exec_id: The exec.
         after: Replay what comes after this sequence; 0 = from the first kept record; "tail" =
-            only what comes from now on.
+            only what comes from now on, and the exit.
         tail_bytes: With after "tail": begin so far back that at most so many bytes of output are
             replayed, in whole records: a terminal's recent screen.
         streams: Which streams to be sent.

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import inspect
 from typing import TYPE_CHECKING
 
 import anyio
 import pytest
 
-from runnerd.client.asynchronous import connect
+from runnerd.client import async_execs, blocking, execs
+from runnerd.client.asynchronous import AsyncClient, connect
 from runnerd.client.errors import ClientError, ClientTimeout, ConnectFailed, RemoteError
 from runnerd.protocol.answers import OutputNote
+from runnerd.protocol.requests import Pty
 from tests.harness import is_alive
 
 if TYPE_CHECKING:
@@ -17,7 +20,6 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from runnerd.client.async_execs import AsyncExec
-    from runnerd.client.asynchronous import AsyncClient
     from tests.harness import RunnerdProcess
 
     OnBoth = Callable[[Callable[[AsyncClient], Awaitable[None]]], None]
@@ -217,3 +219,72 @@ def test_a_stopped_daemon_tells_the_exit_first(
             assert proc.exit.reason == "stopped"
 
     anyio.run(main, backend=backend)
+
+
+def test_a_terminal_follows_the_size_it_is_told(on_both: OnBoth) -> None:
+    async def body(runner: AsyncClient) -> None:
+        script = "stty size; read x; stty size; read x; stty size"
+        async with await runner.start(
+            ["sh", "-c", script], stdin="pipe", pty=Pty(rows=7, cols=77)
+        ) as proc:
+            found = bytearray()
+
+            async def until(text: bytes) -> None:
+                async for note in proc.output(20):
+                    assert isinstance(note, OutputNote)
+                    found.extend(note.data)
+                    if text in found:
+                        return
+
+            await until(b"7 77\r\n")
+            await proc.resize(8, 88)
+            await proc.write(b"\n")
+            await until(b"8 88\r\n")
+            await runner.resize(proc.exec_id, 9, 99)
+            await proc.write(b"\n")
+            await until(b"9 99\r\n")
+            with pytest.raises(RemoteError, match="rows"):
+                await proc.resize(0, 80)
+            pty = (await proc.inspect()).pty
+            assert pty is not None
+            assert (pty.rows, pty.cols) == (9, 99)
+
+    on_both(body)
+
+
+def test_what_the_blocking_client_can_ask_this_one_can_too(on_both: OnBoth) -> None:
+    async def body(runner: AsyncClient) -> None:
+        answer = await runner.set_env({"APP_ASYNC": "yes"}, unset=["HOME"])
+        assert (answer.set_total, answer.unset_total) == (1, 1)
+        script = "echo $APP_ASYNC ${HOME-none}"
+        assert (await runner.run(["sh", "-c", script])).stdout == b"yes none\n"
+        async with await runner.start(["sh", "-c", "sleep 60 & echo up; wait"]) as proc:
+            async for _ in proc.output(20):
+                break
+            assert [each.exec_id for each in await runner.list_execs(live_only=True)] == [
+                proc.exec_id
+            ]
+            assert len(await runner.list_execs()) == 2
+            processes = (await proc.inspect(usage=True, tree=True)).processes
+            assert processes is not None
+            assert len(processes) == 2
+
+    on_both(body)
+
+
+def test_both_clients_take_the_same_arguments() -> None:
+    """What one can do and the other cannot is an oversight, but for what is told here."""
+    for one, other in [(blocking.Client, AsyncClient), (execs.Exec, async_execs.AsyncExec)]:
+        for name in (public(one) & public(other)) - {"run"}:  # a task's scope is its patience
+            if inspect.isroutine(getattr(one, name)):
+                theirs = inspect.signature(getattr(other, name)).parameters
+                assert [*inspect.signature(getattr(one, name)).parameters] == [*theirs], name
+    loop_of_their_own = {"fileno", "unsent_bytes", "wake_at_s", "send", "receive_events"}
+    by_the_block = {"close", "greet", "prepared"}
+    assert public(blocking.Client) - public(AsyncClient) == loop_of_their_own | by_the_block
+    assert public(AsyncClient) <= public(blocking.Client)
+    assert public(execs.Exec) - public(async_execs.AsyncExec) == {"take_output"}
+
+
+def public(kind: type) -> set[str]:
+    return {name for name in dir(kind) if not name.startswith("_")}

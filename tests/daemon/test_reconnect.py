@@ -249,3 +249,63 @@ def test_runnerctl_attach_survives(
     assert (begin + out).split() == [b"%d" % n for n in range(1, 21)]
     assert process.returncode == 137
     assert err.startswith(b"runnerctl: connection lost; reconnecting\n")
+
+
+def test_runnerctl_logs_f_survives(
+    proxy: Proxy, runnerd_daemon: RunnerdProcess, tmp_path: Path
+) -> None:
+    """Each record once, over a cut in the middle of what is kept and one in what follows."""
+    go, more = tmp_path / "go", tmp_path / "more"
+    script = (
+        f"seq 1 100000; while [ ! -e {go} ]; do sleep 0.02; done; seq 100001 150000; echo e >&2;"
+        f" while [ ! -e {more} ]; do sleep 0.02; done; seq 150001 200000; exit 3"
+    )
+    exec_id = runnerd_daemon.ctl("run", "-d", "--", "sh", "-c", script).stdout.decode().strip()
+    process = start_ctl(proxy, runnerd_daemon, "logs", "-f", exec_id)
+    found = read(process, 100_000)
+    proxy.cut()
+    go.touch()
+    found += read(process, NUMBERS.index(b"\n140000\n") - len(found))
+    proxy.cut()
+    more.touch()
+    out, err = process.communicate(timeout=60)
+    assert found + out == NUMBERS
+    assert process.returncode == 0
+    lines = err.splitlines()
+    assert lines.count(b"e") == 1
+    assert lines.count(b"runnerctl: connection lost; reconnecting") == len(lines) - 1 == 2
+
+
+@pytest.mark.parametrize("backend", ["blocking", "asyncio", "trio"])
+def test_a_connection_that_falls_silent_is_given_up_and_resumed(
+    proxy: Proxy, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, backend: str
+) -> None:
+    """Nothing says so, neither a hang-up nor an error: only that heartbeats do not come."""
+    monkeypatch.setattr("runnerd.client.wire.SILENCE_S", 1.0)
+    go = tmp_path / "go"
+    script = f"echo one; while [ ! -e {go} ]; do sleep 0.02; done; echo two"
+
+    def fall_silent() -> None:
+        proxy.freeze()
+        go.touch()
+
+    async def main() -> bytes:
+        async with asynchronous.connect(proxy.path) as runner:
+            taken = b""
+            async for note in (await runner.start(["sh", "-c", script])).output(30):
+                assert isinstance(note, OutputNote)
+                taken += note.data
+                fall_silent()
+            return taken
+
+    if backend == "blocking":
+        with connect(proxy.path) as client:
+            taken = b""
+            for note in client.start(["sh", "-c", script]).output(30):
+                assert isinstance(note, OutputNote)
+                taken += note.data
+                fall_silent()
+    else:
+        taken = anyio.run(main, backend=backend)
+    assert taken == b"one\ntwo\n"
+    assert proxy.connections > 1

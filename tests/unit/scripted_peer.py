@@ -143,7 +143,12 @@ def started(subscription: int | None = 1, *, created: bool = True, starts: int =
     )
 
 
-def attached(subscription: int, last_seq: int = 9) -> AttachAnswer:
+def attached(subscription: int, last_seq: int = 9, *, after: int = 0) -> AttachAnswer:
     return AttachAnswer(
-        subscription=subscription, state="running", pid=99, first_seq=1, last_seq=last_seq
+        subscription=subscription,
+        state="running",
+        pid=99,
+        first_seq=1,
+        last_seq=last_seq,
+        after=after,
     )

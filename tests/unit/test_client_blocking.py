@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING
 import pytest
 
 from runnerd.client.blocking import connect
-from runnerd.client.conversation import QUEUE_BYTES_MAX
 from runnerd.client.errors import (
     ClientError,
     ClientTimeout,
@@ -18,6 +17,7 @@ from runnerd.client.errors import (
     RemoteError,
     StreamLost,
 )
+from runnerd.client.pending import QUEUE_BYTES_MAX
 from runnerd.protocol.answers import (
     CancelAnswer,
     GapNote,

@@ -9,7 +9,6 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from runnerd.client.conversation import QUEUE_BYTES_MAX, Unfollowed
 from runnerd.client.errors import (
     Ambiguous,
     DaemonRestarted,
@@ -18,6 +17,7 @@ from runnerd.client.errors import (
     RemoteError,
     StreamLost,
 )
+from runnerd.client.pending import QUEUE_BYTES_MAX, Unfollowed
 from runnerd.client.session import Answer, Failure
 from runnerd.client.subscription import Subscription
 from runnerd.protocol.answers import (
@@ -93,17 +93,48 @@ def test_a_repeated_start_is_the_same_start_under_the_next_generation() -> None:
     assert told.request_id == own_id
 
 
-def test_a_repeated_attach_is_the_next_generation_too() -> None:
+def test_a_repeated_attach_under_a_name_is_the_next_generation_too() -> None:
     talk = conversation()
     first = ScriptedPeer(talk)
-    talk.request("exec.attach", ExecAttach(exec_id="x", after=4))
+    talk.request("exec.attach", ExecAttach(exec_id="x", after=4, subscriber="me"))
     ((_, _, once),) = first.asked()
     talk.lost()
     ((_, _, twice),) = ScriptedPeer(talk).asked()
     assert isinstance(once, ExecAttach)
     assert isinstance(twice, ExecAttach)
-    assert (twice.after, twice.subscriber) == (4, once.subscriber)
+    assert (twice.after, twice.subscriber) == (4, "me")
     assert (once.generation, twice.generation) == (1, 2)
+
+
+def test_an_attach_without_a_name_stays_without_one() -> None:
+    """A name takes a place, and is refused to who does not own the sandbox."""
+    talk = conversation()
+    peer = ScriptedPeer(talk)
+    params = ExecAttach(exec_id="x", after=4)
+    talk.request("exec.attach", params)
+    assert peer.asked()[0][2] == params
+    talk.lost()
+    peer = ScriptedPeer(talk)
+    ((request_id, _, again),) = peer.asked()
+    assert again == params
+    peer.answer(request_id, attached(5, after=4))
+    peer.output(5, 0, b"ab", 5)
+    talk.lost()
+    resumed = ScriptedPeer(talk).resume(6)
+    assert resumed == ExecAttach(exec_id="x", after=5)
+
+
+def test_a_tail_is_resumed_where_the_daemon_began_it() -> None:
+    talk = conversation()
+    peer = ScriptedPeer(talk)
+    talk.request("exec.attach", ExecAttach(exec_id="x", after="tail", tail_bytes=100))
+    peer.answer(peer.asked()[0][0], attached(5, last_seq=9, after=6))
+    talk.lost()
+    peer = ScriptedPeer(talk)
+    resumed = peer.resume(1)
+    assert resumed == ExecAttach(exec_id="x", after=6)
+    (told,) = peer.output(7, 1000, b"recent")
+    assert isinstance(told, OutputNote)
 
 
 REPEATABLE = [
@@ -444,6 +475,18 @@ def test_a_reader_that_takes_nothing_is_not_given_a_window_for_each_connection()
     ((_, method, params),) = peer.asked()
     assert method == "exec.attach"
     assert params.after == seq  # type: ignore[attr-defined]
+
+
+def test_a_detach_names_the_present_number() -> None:
+    talk = conversation()
+    number = ScriptedPeer(talk).start(START)
+    talk.lost()
+    peer = ScriptedPeer(talk)
+    peer.resume(5)
+    talk.request("exec.detach", ExecDetach(subscription=number))
+    assert [params for _, _, params in peer.asked()] == [ExecDetach(subscription=5)]
+    talk.lost()
+    assert ScriptedPeer(talk).asked() == []
 
 
 def test_acks_are_sent_under_the_present_number() -> None:

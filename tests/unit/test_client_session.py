@@ -97,11 +97,20 @@ def started(encoding: Encoding = Encoding.MSGPACK) -> tuple[Session, Codec]:
     return session, codec
 
 
-def attached(after: Any, streams: Any = ("stdout", "stderr")) -> tuple[Session, Codec]:
+def attached(
+    after: Any, streams: Any = ("stdout", "stderr"), *, begins_after: int | None = None
+) -> tuple[Session, Codec]:
     session, codec = Session(), Codec(Encoding.MSGPACK)
     params = ExecAttach(exec_id="x", after=after, streams=list(streams))
     request_id, _ = session.request("exec.attach", params)
-    answer = AttachAnswer(subscription=7, state="running", pid=2, first_seq=1, last_seq=5)
+    answer = AttachAnswer(
+        subscription=7,
+        state="running",
+        pid=2,
+        first_seq=1,
+        last_seq=5,
+        after=after if begins_after is None else begins_after,
+    )
     session.receive(codec.answer(request_id, answer))
     return session, codec
 
@@ -194,8 +203,8 @@ def test_a_gap_counts_its_bytes_and_the_stream_goes_on_behind_it() -> None:
 
 
 def test_an_attach_in_the_middle_takes_the_first_offset_it_sees() -> None:
-    for after in (5, "tail"):
-        session, codec = attached(after)
+    for after, begins_after in ((5, 5), ("tail", 5), ("tail", 3)):
+        session, codec = attached(after, begins_after=begins_after)
         session.receive(wire(codec, output(6, 100, b"ab")))
         with pytest.raises(ProtocolViolation, match="offset 103 instead of 102"):
             session.receive(wire(codec, output(7, 103, b"c")))

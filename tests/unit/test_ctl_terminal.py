@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from runnerd.client.errors import ClientError
+from runnerd.client.errors import Ambiguous, ClientError
 from runnerd.ctl.detaching import DEFAULT_KEYS, DetachScanner, detach_keys
 from runnerd.ctl.interactive import KeyFeeder
 from runnerd.ctl.main import build_parser
@@ -147,3 +147,42 @@ def test_keys_are_appended_and_what_others_type_does_not_count() -> None:
     feeder.answered(WriteAnswer(accepted_bytes=1002, room_bytes=1))
     assert (feeder.next_write(), feeder.rest()) == (None, None)
     assert feeder.wants_data
+
+
+def test_keys_that_may_be_lost_are_not_sent_again_and_later_ones_are() -> None:
+    feeder = KeyFeeder("x")
+    feeder.offer(b"ab")
+    feeder.next_write()
+    feeder.offer(b"cd")
+    feeder.failed(Ambiguous("exec.write", "x"))
+    assert (feeder.error, feeder.is_over, feeder.doubtful_bytes) == (None, False, 2)
+    write = feeder.next_write()
+    assert write is not None
+    assert write.data == b"cd"
+    feeder.failed(ClientError("refused"))
+    assert feeder.is_over
+    assert feeder.error is not None
+
+
+@pytest.mark.parametrize(
+    ("shown", "is_in_text"),
+    [
+        (b"plain \x1b[31m\x1b[?25l", False),
+        (b"\x1b]0;a window's ti", True),
+        (b"\x1b]0;a window's title\x07", False),
+        (b"\x1b]0;a window's title\x1b\\$ ", False),
+        (b"\x1bPq" + b"#" * 100, True),
+        (b"\x1bPq" + b"#" * 100 + b"\x1b\\", False),
+        (b"\x1b]0;one\x07$ \x1b]0;an", True),
+    ],
+)
+def test_a_bell_is_not_put_into_the_middle_of_a_text(shown: bytes, is_in_text: bool) -> None:
+    for cut in range(len(shown)):
+        modes = Modes()
+        modes.saw(shown[:cut])
+        modes.saw(shown[cut:])
+        assert modes.is_in_text is is_in_text, cut
+    modes = Modes()
+    for at in range(len(shown)):
+        modes.saw(shown[at : at + 1])
+    assert modes.is_in_text is is_in_text

@@ -72,7 +72,7 @@ class Client:
         self.written = written
         self.wanted = {"stdout": {0}, "stderr": {1}}.get("".join(streams), {0, 1})
         self.ends: list[int | None] = [0, 0] if after == 0 else [None, None]
-        self.seq = transcript.last_seq if after == "tail" else after
+        self.seq = transcript.last_output_seq if after == "tail" else after
         self.unacked: list[Record] = []
         self.window_bytes = window_bytes
         self.terminals: list[str] = []
@@ -219,7 +219,7 @@ def test_after_beyond_the_last_record_is_refused(after: int) -> None:
         (3, ["exited", "closed"]),
         (4, ["closed"]),
         (5, ["closed"]),
-        ("tail", ["closed"]),
+        ("tail", ["exited", "closed"]),
     ],
 )
 def test_a_subscription_always_ends_with_closed(
