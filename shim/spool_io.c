@@ -7,7 +7,8 @@
  * daemon/spool_io.py does the same in Python.
  *
  * USE, from Python through ctypes; any thread.
- *   spool_setup()               once, before the others.
+ *   spool_setup()               once, before the others; returns LAYOUT, which changes with what the
+ *                               calls below take: a build that is older or newer is not called.
  *   spool_crc(crc, data, size)  the CRC-32C of what `crc` is the sum of (0: nothing) and data.
  *   spool_write(fd, pieces, piece_count, extents, parts, sizes)
  *                               writes the parts, one after the other, into the extents in order.
@@ -28,6 +29,7 @@ enum { SYS_PWRITEV = 296 };
 #else
 enum { SYS_PWRITEV = 70 };
 #endif
+enum { LAYOUT = 2 };
 enum { GROUP = 256 /* parts of one pwritev(2) */, OUR_EINTR = 4, OUR_EIO = 5 };
 static const unsigned POLYNOMIAL = 0x82f63b78; /* CRC-32C, reflected */
 
@@ -43,7 +45,7 @@ struct source {
 static unsigned table[8][256];
 static int has_instruction;
 
-EXPORT void spool_setup(void)
+EXPORT int spool_setup(void)
 {
     for (unsigned byte = 0; byte < 256; byte++) {
         unsigned crc = byte;
@@ -59,6 +61,7 @@ EXPORT void spool_setup(void)
     __asm__("cpuid" : "+a"(eax), "=b"(ebx), "+c"(ecx), "=d"(edx));
     has_instruction = ecx >> 20 & 1; /* SSE4.2 */
 #endif
+    return LAYOUT;
 }
 
 /* Eight bytes at a time, Kounavis and Berry, 2005. */

@@ -95,7 +95,7 @@ def _row(percent: float, info: ExecInfo) -> tuple[str, ...]:
         "-" if info.usage is None else str(info.usage.processes),
         short_size(None if info.usage is None else info.usage.rss_bytes),
         f"{percent:.1f}",
-        short_size(info.output_bytes),
+        short_size(info.output_bytes or 0),
         command_line(info.argv or ()),
     )
 

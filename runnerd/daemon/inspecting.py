@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Final
 
 from runnerd.core.life import State
 from runnerd.core.past import Past
-from runnerd.protocol.answers import DaemonInfo, ExecInfo, Holder, StartAnswer, Usage
+from runnerd.protocol.answers import DaemonInfo, ExecInfo, Exit, Holder, StartAnswer, Usage
 from runnerd.protocol.requests import PROTOCOL_VERSIONS
 
 from .linux import PR_GET_DUMPABLE, prctl
@@ -101,9 +101,14 @@ def past_info(past: Past) -> ExecInfo:
         stdin_open=False,
         subscriptions=0,
         transcript=past.transcript,
+        output_bytes=None if past.exit is None else _output_bytes(past.exit),
         exit=past.exit,
         closed=past.closed,
     )
+
+
+def _output_bytes(its_exit: Exit) -> int:
+    return its_exit.stdout.total_bytes + its_exit.stderr.total_bytes
 
 
 def start_answer(past: Past) -> StartAnswer:

@@ -23,6 +23,7 @@ from runnerd.core.blocks import Batch
 LIBRARY: Final = Path(__file__).parent.parent / "_native" / "spool_io.so"
 _JOIN_ABOVE: Final = 64  # parts of a piece: of many small ones the kernel makes slow work
 _IOV_MAX: Final = 1024  # writev(2)
+_LAYOUT: Final = 2  # of what spool_io.c takes
 
 _Part = bytes | memoryview
 
@@ -72,7 +73,8 @@ class NativeIo:
 
     def __init__(self) -> None:
         library = ctypes.CDLL(str(LIBRARY))
-        library.spool_setup()
+        if library.spool_setup() != _LAYOUT:
+            raise OSError(f"'{LIBRARY}' is of another build")
         self._crc = library.spool_crc
         self._crc.restype = ctypes.c_uint
         self._crc.argtypes = (ctypes.c_uint, ctypes.c_char_p, ctypes.c_ulong)

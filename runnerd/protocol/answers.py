@@ -424,7 +424,7 @@ class ExecInfo(msgspec.Struct, kw_only=True):
         last_seq: The last record so far; null with flow.
         stdin_accepted_bytes: Bytes taken for stdin; null with flow.
         stdin_open: Whether exec.write can still be accepted.
-        output_bytes: Bytes read of both streams so far.
+        output_bytes: Bytes read of both streams so far; null where its end is not known.
         pty: The terminal's size, as last known; null where it runs with pipes.
         subscriptions: How many subscribe.
         transcript: kept; partial (something was dropped); evicted (for space or age); forgotten
@@ -469,7 +469,7 @@ class ExecInfo(msgspec.Struct, kw_only=True):
     closed: Closed | None = None
     usage: Usage | None = None
     processes: list[ProcessInfo] = []
-    output_bytes: int = 0
+    output_bytes: int | None = None
 
 
 class ListAnswer(msgspec.Struct, kw_only=True):
