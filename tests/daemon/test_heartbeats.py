@@ -93,6 +93,7 @@ def test_a_quiet_daemon_sleeps(runnerd_daemon: RunnerdProcess) -> None:
     """
     with RawClient(runnerd_daemon.socket_path) as client:
         client.call("exec.start", exec_id="e", argv=["sleep", "1000"], grace_s=0)
+        _wakeups_per_s(runnerd_daemon.pid)  # the first seconds: what a boot leaves for later
         rates = [_wakeups_per_s(runnerd_daemon.pid)]
         for _ in range(100):
             client.call("exec.attach", exec_id="e")
