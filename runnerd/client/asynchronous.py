@@ -209,6 +209,7 @@ class AsyncClient(AsyncRequests):
             RemoteError: As start().
             StreamLost: If the connection was lost for good before the exit.
         """
+        assert not isinstance(input, str), "input is bytes; encode the string"
         if input:
             fields = {"stdin": "pipe", **fields}
         chunks: dict[str, list[bytes]] = {"stdout": [], "stderr": []}

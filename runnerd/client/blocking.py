@@ -268,6 +268,7 @@ class Client(Requests):
             StreamLost: If the connection ended before the exit.
         """
         deadline_s = deadline(timeout_s)
+        assert not isinstance(input, str), "input is bytes; encode the string"
         if input:
             fields = {"stdin": "pipe", **fields}
         handle = self.start(argv, window_bytes=None, timeout_s=timeout_s, **fields)

@@ -77,8 +77,8 @@ def build_parser(words: Sequence[str]) -> argparse.ArgumentParser:
         metavar="N",
         type=fence,
         default=argparse.SUPPRESS,
-        help="the owner's fence, or `current` to act whoever the owner is (default: none, which "
-        "may only look once the sandbox has an owner)",
+        help="act as the owner of fence N, which from then on shuts out lower ones; `current` acts "
+        "whoever the owner is (default: none, which may only look once there is an owner)",
     )
     parser = Parser(
         prog="runnerctl",

@@ -110,9 +110,16 @@ def row(info: ExecInfo) -> tuple[str, ...]:
         info.state,
         "-" if info.pid is None else str(info.pid),
         duration(info.age_s),
-        "-" if info.exit is None else short_exit(info.exit),
+        _exit_cell(info),
         "-" if info.argv is None else command_line(info.argv),
     )
+
+
+def _exit_cell(info: ExecInfo) -> str:
+    if info.exit is not None:
+        return short_exit(info.exit)
+    # It is over and nobody saw how: its daemon died before it.
+    return "lost" if info.state == "closed" else "-"
 
 
 def short_exit(exit: Exit) -> str:

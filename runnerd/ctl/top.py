@@ -109,7 +109,9 @@ def show(info: DaemonInfo, lines: list[tuple[str, ...]], *, is_live: bool) -> No
     text = f"{head}\n\n{table([HEAD, *lines])}"
     if is_live and sys.stdout.isatty():
         columns, height = os.get_terminal_size(sys.stdout.fileno())
-        cut = [line[:columns] for line in text.split("\n")[: max(height - 1, 4)]]
+        # Nobody may have given it a size (a serial line, a bare pty): that is 0 by 0, not no room.
+        lines_max = max((height or 24) - 1, 4)
+        cut = [line[: columns or 80] for line in text.split("\n")[:lines_max]]
         sys.stdout.write(HOME_AND_CLEAR + "\n".join(cut) + "\n")
     else:
         sys.stdout.write(text + ("\n\n" if is_live else "\n"))

@@ -68,7 +68,7 @@ KINDS: Final[dict[str, Kind]] = {
     "fenced": Kind(
         "access",
         NOTHING,
-        "another owner has this sandbox: say hello with a fence not below data.fence, or only read",
+        "say hello with a fence not below data.fence (runnerctl --fence), or only look",
     ),
     "not_owner": Kind(
         "daemon", "the exec of that id is untouched", "it was started with another nonce"
@@ -94,18 +94,24 @@ KINDS: Final[dict[str, Kind]] = {
         "daemon", "the exit is in data.exit", "the transcript has been dropped for space or age"
     ),
     "exec_settled": Kind(
-        "daemon", "the exit is in data.exit", "its record was forgotten on request"
+        "daemon",
+        "the exit is in data.exit",
+        "its output was let go of on request; exec.wait, or runnerctl wait, still tells its exit",
     ),
     "exec_lost": Kind(
         "daemon",
         "nothing is run again",
-        "an earlier incarnation had it: data has what is known, look before you retry",
+        "an earlier daemon had it: data, or runnerctl inspect, has what is known; look, then retry",
     ),
-    "exec_live": Kind("daemon", RUNS_ON, "cancel it or wait for its end first"),
+    "exec_live": Kind("daemon", "the exec is untouched", "cancel it or wait for its end first"),
     "superseded": Kind(
         "daemon", "the newer subscription is untouched", "attach with a higher generation"
     ),
-    "exec_ended": Kind("daemon", "the exit is kept", "the command has exited"),
+    "exec_ended": Kind(
+        "daemon",
+        "the exit is kept",
+        "the command has exited; what it left running is reached as its tree",
+    ),
     "cursor_invalid": Kind(
         "request", "the exec is untouched", "use 0, 'tail', or a sequence up to last_seq"
     ),

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import inspect
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import anyio
 import pytest
@@ -288,3 +288,14 @@ def test_both_clients_take_the_same_arguments() -> None:
 
 def public(kind: type) -> set[str]:
     return {name for name in dir(kind) if not name.startswith("_")}
+
+
+def test_a_string_as_input_is_refused_before_anything_runs(on_both: OnBoth) -> None:
+    text: Any = "b\na\n"
+
+    async def body(runner: AsyncClient) -> None:
+        with pytest.raises(AssertionError, match="input is bytes"):
+            await runner.run(["cat"], input=text)
+        assert await runner.list_execs() == []
+
+    on_both(body)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import time
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
@@ -185,3 +185,11 @@ def test_a_stopped_daemon_tells_the_exit_first(runnerd_daemon: RunnerdProcess) -
         assert handle.exit is not None
         assert (handle.exit.reason, handle.exit.signal) == ("stopped", 15)
     assert runnerd_daemon.process.wait(5) == 0
+
+
+def test_a_string_as_input_is_refused_before_anything_runs(runnerd_daemon: RunnerdProcess) -> None:
+    text: Any = "b\na\n"
+    with runnerd_daemon.connect() as client:
+        with pytest.raises(AssertionError, match="input is bytes"):
+            client.run(["cat"], input=text)
+        assert client.list_execs() == []

@@ -1,12 +1,15 @@
 """What tables say: sizes in few characters, trees below their parents, use between two looks."""
 
+import os
+import sys
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
 from runnerd.ctl.printing import short_size
-from runnerd.ctl.ps import tree_rows
-from runnerd.ctl.top import CpuUse, rows
+from runnerd.ctl.ps import row, tree_rows
+from runnerd.ctl.top import CpuUse, rows, show
 from runnerd.protocol.answers import ExecInfo, ProcessInfo, Usage
 
 
@@ -75,3 +78,31 @@ def test_cpu_use_is_between_two_looks_and_at_first_since_the_start() -> None:
 def test_the_busiest_stands_first() -> None:
     execs = [info("idle", usage=use(0.0)), info("busy", usage=use(9.0)), info("new", age_s=0.0)]
     assert [row[0] for row in rows(execs, CpuUse(), 100.0)] == ["busy", "idle", "new"]
+
+
+@pytest.mark.parametrize(
+    ("size", "columns", "lines"), [((0, 0), 80, 23), ((20, 6), 20, 5), ((50, 2), 50, 4)]
+)
+def test_top_cuts_to_the_terminal_and_shows_something_where_that_has_no_size(
+    size: tuple[int, int],
+    columns: int,
+    lines: int,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.setattr(os, "get_terminal_size", lambda _fd: os.terminal_size(size))
+    monkeypatch.setattr(sys.stdout, "isatty", lambda: True)
+    monkeypatch.setattr(sys.stdout, "fileno", lambda: 1)
+    daemon: Any = SimpleNamespace(
+        version="1", state="serving", uptime_s=1.0, live_execs=50, starts=50, rss_bytes=4096
+    )
+    execs = [info(str(number), argv=["c" * 300]) for number in range(50)]
+    show(daemon, rows(execs, CpuUse(), 1.0), is_live=True)
+    shown = capsys.readouterr().out.removeprefix("\x1b[H\x1b[J").splitlines()
+    assert len(shown) == lines
+    assert max(map(len, shown)) == columns
+
+
+def test_ps_tells_an_exec_whose_end_nobody_saw_from_one_that_runs() -> None:
+    assert row(info(state="running"))[4] == "-"
+    assert row(info(state="closed", pid=None, transcript="lost"))[4] == "lost"
