@@ -73,6 +73,15 @@ class Leaf(NamedTuple):
                     return int(count)
         return None
 
+    def cpu_s(self) -> float | None:
+        """Return the CPU seconds used in it, by whoever is dead too; None if not told."""
+        with contextlib.suppress(OSError, ValueError):
+            for line in (self.folder / "cpu.stat").read_bytes().splitlines():
+                name, _, count = line.partition(b" ")
+                if name == b"usage_usec":
+                    return int(count) / 1e6
+        return None
+
     def peak_tasks(self) -> int | None:
         """Return how many threads were in it at most, all processes together, None if not told."""
         with contextlib.suppress(OSError, ValueError):
