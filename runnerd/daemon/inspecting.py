@@ -103,7 +103,13 @@ def past_info(past: Past) -> ExecInfo:
         transcript=past.transcript,
         exit=past.exit,
         closed=past.closed,
+        output_bytes=_told_bytes(past),
     )
+
+
+def _told_bytes(past: Past) -> int:
+    """Return what its exit says was read; of a lost one nobody knows."""
+    return 0 if past.exit is None else past.exit.stdout.total_bytes + past.exit.stderr.total_bytes
 
 
 def start_answer(past: Past) -> StartAnswer:

@@ -353,7 +353,7 @@ DELAYED = """
     from runnerd.daemon.running import Running
     original = Running.launch
     def later(self):
-        self._poller.call_at(time.monotonic() + 0.3, self, lambda: original(self))
+        self._service.poller.call_at(time.monotonic() + 0.3, self, lambda: original(self))
     Running.launch = later
 """
 
