@@ -23,6 +23,7 @@ import os
 import re
 import signal
 import time
+from collections import deque
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Final, NamedTuple
@@ -35,6 +36,9 @@ _PROBE: Final = "probe"
 _COUNTING: Final = ("memory", "pids")  # one by one: where one is not to be had, the other may be
 _CLOSE_TRIES: Final = 20
 _CLOSE_PAUSE_S: Final = 0.005
+_MADE_MAX: Final = 1024  # cgroups that a command made in its own, looked at in one go
+_LINKS_OF_EMPTY: Final = 2
+_SCARCE: Final = frozenset({errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.EAGAIN, errno.EINTR})
 
 
 class Leaf(NamedTuple):
@@ -43,17 +47,17 @@ class Leaf(NamedTuple):
     folder: Path
 
     def pids(self) -> list[int]:
-        """Return the processes in it, the dead not among them; none where it is gone.
+        """Return the processes in it and in what the command made in it; none where it is gone.
+
+        The dead are not among them, nor is what its owner keeps from being read.
 
         Raises:
-            OSError: If we cannot look.
+            OSError: If we cannot look: no descriptor or memory is left.
         """
-        try:
-            return [int(word) for word in (self.folder / "cgroup.procs").read_bytes().split()]
-        except OSError as error:
-            if error.errno in (errno.ENOENT, errno.ENODEV):
-                return []
-            raise
+        pids = _pids_in(self.folder)
+        for each in _cgroups_in(self.folder):
+            pids += _pids_in(each)
+        return pids
 
     def kill(self) -> None:
         """Kill everything in it, and what is being forked there meanwhile, where that can be."""
@@ -69,6 +73,15 @@ class Leaf(NamedTuple):
                     return int(count)
         return None
 
+    def cpu_s(self) -> float | None:
+        """Return the CPU seconds used in it, by whoever is dead too; None if not told."""
+        with contextlib.suppress(OSError, ValueError):
+            for line in (self.folder / "cpu.stat").read_bytes().splitlines():
+                name, _, count = line.partition(b" ")
+                if name == b"usage_usec":
+                    return int(count) / 1e6
+        return None
+
     def peak_tasks(self) -> int | None:
         """Return how many threads were in it at most, all processes together, None if not told."""
         with contextlib.suppress(OSError, ValueError):
@@ -76,12 +89,16 @@ class Leaf(NamedTuple):
         return None
 
     def remove(self) -> bool:
-        """Remove it; False while something is in it."""
+        """Remove it with the cgroups made in it; False while something is in it."""
+        if _is_gone_after_rmdir(self.folder):
+            return True
         try:
-            self.folder.rmdir()
-        except OSError as error:
-            return error.errno in (errno.ENOENT, errno.ENODEV)
-        return True
+            made = _cgroups_in(self.folder)
+        except OSError:
+            return False
+        for each in reversed(made):  # what was found last lies deepest
+            _is_gone_after_rmdir(each)
+        return bool(made) and _is_gone_after_rmdir(self.folder)
 
     @contextlib.contextmanager
     def opened(self) -> Iterator[int]:
@@ -204,6 +221,48 @@ class Leaves:
             found = [each for each in _folders(self.parent) if _NAME.fullmatch(each.name)]
         stale = [each for each in found if each != self._folder and not _is_locked(each)]
         return [each for each in stale if not _removed(each)]
+
+
+def _pids_in(folder: Path) -> list[int]:
+    try:
+        return [int(word) for word in (folder / "cgroup.procs").read_bytes().split()]
+    except OSError as error:
+        if error.errno in _SCARCE:
+            raise
+        return []
+
+
+def _cgroups_in(folder: Path) -> list[Path]:
+    """Return the cgroups below one, parents first, at most _MADE_MAX of them.
+
+    A container engine makes some, where the command is root or the cgroup is its user's own.
+
+    Raises:
+        OSError: No descriptor or memory is left.
+    """
+    found: list[Path] = []
+    looking = deque([folder])
+    while looking and len(found) < _MADE_MAX:
+        each = looking.popleft()
+        try:
+            # Two links are its own name and its dot, each more is a cgroup in it: most have none,
+            # and nobody's files are read through for that.
+            if each.stat().st_nlink > _LINKS_OF_EMPTY:
+                inside = _folders(each)
+                found += inside
+                looking += inside
+        except OSError as error:
+            if error.errno in _SCARCE:
+                raise
+    return found
+
+
+def _is_gone_after_rmdir(folder: Path) -> bool:
+    try:
+        folder.rmdir()
+    except OSError as error:
+        return error.errno in (errno.ENOENT, errno.ENODEV)
+    return True
 
 
 def end_stale(folder: Path) -> bool:

@@ -54,8 +54,8 @@ class Fencing:
         return held
 
     def _write(self, told: Told) -> None:
-        # Whoever waited for a lower one goes on with this: it is fenced by now.
-        waiting = self._waiting = [*(self._waiting or []), told]
+        # Whoever waits for a lower one is told when that is written: before this, and once.
+        waiting = self._waiting = [told]
 
         def written(is_written: bool) -> None:  # noqa: FBT001 - an answer, not a mode
             if self._waiting is waiting:

@@ -10,6 +10,7 @@ version is left alone.
 from __future__ import annotations
 
 import contextlib
+import errno
 import os
 import sqlite3
 import stat
@@ -80,6 +81,7 @@ class JournalFile:
     Args:
         connection: Opened and checked by open_journal.
         top: The highest number ever used.
+        path: Where the file is to be found again.
 
     Attributes:
         errors: What may be raised without a defect of ours: the disk, the file, the memory.
@@ -87,9 +89,11 @@ class JournalFile:
 
     errors: Final = (sqlite3.Error, OSError, MemoryError)
 
-    def __init__(self, connection: sqlite3.Connection, top: int) -> None:
+    def __init__(self, connection: sqlite3.Connection, top: int, path: Path) -> None:
         self._connection = connection
         self._top = top
+        self._path = path
+        self._identity = _identity(path)
 
     def write(
         self, rows: Mapping[int, Past | bytes | None], meta: Mapping[str, int], *, anew: bool
@@ -102,8 +106,11 @@ class JournalFile:
             anew: Whether the rows replace everything that is there.
 
         Raises:
-            sqlite3.Error, OSError, MemoryError: See `errors`; nothing was changed.
+            sqlite3.Error, OSError, MemoryError: See `errors`; nothing was changed. OSError also
+                where the next incarnation would not find the file: somebody has taken it away.
         """
+        if _identity(self._path) != self._identity:
+            raise OSError(errno.ESTALE, "the journal has been replaced", str(self._path))
         put = [
             (number, past if isinstance(past, bytes) else pack_past(past))
             for number, past in rows.items()
@@ -175,13 +182,19 @@ def _open(path: Path, pasts_max: int) -> tuple[JournalFile, Kept]:
             connection.execute(statement)
         kept = _load(connection, pasts_max)
         os.chmod(path, 0o600)
+        file = JournalFile(connection, kept.starts, path)
     except BaseException as error:
         with contextlib.suppress(sqlite3.Error):
             connection.close()
         if isinstance(error, sqlite3.DatabaseError) and _is_damage(error):
             raise _DamagedError(f"'{path.name}' is damaged: {_words(error)}") from error
         raise
-    return JournalFile(connection, kept.starts), kept
+    return file, kept
+
+
+def _identity(path: Path) -> tuple[int, int]:
+    status = path.lstat()
+    return status.st_dev, status.st_ino
 
 
 def _check_file(path: Path) -> None:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import errno
 import os
+import signal
 from typing import Final, NamedTuple
 
 _CLOCK_TICKS: Final = os.sysconf("SC_CLK_TCK")
@@ -129,12 +130,14 @@ class TreeUse(NamedTuple):
 
     Attributes:
         processes: How many live.
-        cpu_s: CPU seconds of the living and of the dead that were waited for. Who ignores SIGCHLD
-            waits for nobody: the time of its dead is in no account.
+        cpu_s: CPU seconds of the living and of the dead that were waited for.
+        is_whole: Whether that is all of it. Who ignores SIGCHLD waits for nobody: the time of its
+            dead is in no account but its cgroup's.
     """
 
     processes: int
     cpu_s: float
+    is_whole: bool
 
 
 def tree_use(root: int) -> TreeUse | None:
@@ -152,7 +155,20 @@ def tree_use(root: int) -> TreeUse | None:
     return TreeUse(
         processes=sum(each.state not in "ZX" for each in found),
         cpu_s=stat.waited_cpu_s + sum(each.cpu_s + each.waited_cpu_s for each in found),
+        is_whole=not any(_ignores_children(each.pid) for each in found),
     )
+
+
+def _ignores_children(pid: int) -> bool:
+    """Whether a process has SIGCHLD ignored; True where that cannot be seen."""
+    try:
+        with open(f"/proc/{pid}/status", "rb") as file:
+            mask = next(line for line in file if line.startswith(b"SigIgn:")).split()[1]
+    except FileNotFoundError:
+        return False
+    except (OSError, StopIteration):
+        return True
+    return bool(int(mask, 16) >> (signal.SIGCHLD - 1) & 1)
 
 
 def descends_from(pid: int, ancestor: int) -> bool | None:

@@ -233,12 +233,15 @@ class Tree:
         return None if self._adopted is None else self._adopted.members()
 
     def cpu_s(self) -> float | None:
-        """Return its CPU seconds, those of its dead included; None where it cannot be seen."""
+        """Return its CPU seconds, those of its dead included; None where they cannot be seen."""
         use = None if self.shim_pid is None else tree_use(self.shim_pid)
         if use is None:
             return None
         self._exec.saw_processes(use.processes)
-        return use.cpu_s
+        in_leaf = None if self._leaf is None else self._leaf.cpu_s()
+        if in_leaf is not None:
+            return max(use.cpu_s, in_leaf)  # root may have left its cgroup, and is in the tree
+        return use.cpu_s if use.is_whole else None
 
     def read_leaf(self) -> None:
         """Take over what its cgroup has counted so far, where it has one."""

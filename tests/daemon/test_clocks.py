@@ -14,6 +14,7 @@ from tests.cases.field import ROOM, is_stopped, mark, marked, metric
 from tests.daemon.looking import log_lines, planted
 from tests.harness import is_alive, wait_for
 from tests.raw import RawClient
+from tests.shim.needs import need_v2_cgroup
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -99,6 +100,49 @@ def test_what_prints_or_computes_has_not(runnerd_daemon: RunnerdProcess) -> None
         for number, how in enumerate(BUSY):
             assert client.call("exec.inspect", exec_id=f"s{number}")["ending"] is None, how
             client.call("exec.cancel", exec_id=f"s{number}")
+
+
+IGNORES_ITS_CHILDREN = """
+import os, signal, time
+signal.signal(signal.SIGCHLD, signal.SIG_IGN)
+while True:
+    if not os.fork():
+        while time.process_time() < 0.03: pass
+        os._exit(0)
+    try:
+        os.wait()
+    except ChildProcessError:
+        pass
+"""
+
+
+@pytest.mark.parametrize("cgroups", ["auto", "off"])
+def test_who_computes_in_children_that_nobody_waits_for_has_not_stalled(
+    start_daemon: Daemons, cgroups: str
+) -> None:
+    """The kernel adds their time to nobody's: only their cgroup knows of it, if they have one."""
+    if cgroups == "auto":
+        need_v2_cgroup()
+    daemon = start_daemon("--cgroups", cgroups)
+    with RawClient(daemon.socket_path) as client:
+        for number in range(4):
+            argv = ["python3", "-I", "-c", IGNORES_ITS_CHILDREN]
+            client.call("exec.start", exec_id=f"s{number}", argv=argv, stall_s=1.5, grace_s=0.0)
+        time.sleep(5)  # the absence of an event has no condition to wait for
+        for number in range(4):
+            assert client.call("exec.inspect", exec_id=f"s{number}")["ending"] is None
+            client.call("exec.cancel", exec_id=f"s{number}")
+
+
+def test_who_ignores_its_children_and_does_nothing_has_stalled_where_a_cgroup_tells(
+    start_daemon: Daemons,
+) -> None:
+    need_v2_cgroup()
+    daemon = start_daemon()
+    with RawClient(daemon.socket_path) as client:
+        argv = ["sh", "-c", "trap '' CHLD; sleep 900; :"]
+        client.call("exec.start", exec_id="s", argv=argv, stall_s=0.5)
+        assert end_of(client, "s")["reason"] == "stalled"
 
 
 def test_a_stopped_command_has_stalled(runnerd_daemon: RunnerdProcess) -> None:

@@ -202,3 +202,26 @@ def test_runnerctl_says_its_fence(runnerd_daemon: RunnerdProcess) -> None:
     for wrong in ("0", "x", "-1", "1.5"):
         assert b"neither a number above 0" in ctl("info", f"--fence={wrong}").stderr
     assert not log_lines(runnerd_daemon, "stray_failure")
+
+
+def test_a_hello_overtaken_while_it_waits_is_answered_once(start_daemon: Start) -> None:
+    """Else its id, which may be used again by then, gets a hello's answer for something else."""
+    daemon = start_daemon(**planted(SLOW_FENCE.format(after_s=0.3)))
+    path = daemon.socket_path
+    with (
+        RawClient(path) as anyone,
+        RawClient(path, hello=False) as first,
+        RawClient(path, hello=False) as second,
+    ):
+        anyone.call("exec.start", exec_id="e", argv=["sleep", "900"])
+        hello = first.encode("hello", {"protocol": [1], "fence": 1}, "same")
+        first.sock.sendall(hello)
+        wait_for(lambda: anyone.call("daemon.info")["fence"] == 1)
+        overtaking = second.send("hello", protocol=[1], fence=2)
+        assert first.answer("same")["journal"] is True
+        params = {"exec_id": "e", "timeout_s": 1.5}
+        first.sock.sendall(first.encode("exec.wait", params, "same"))
+        assert second.answer(overtaking)["journal"] is True
+        with pytest.raises(RawError) as caught:
+            first.answer("same")
+        assert caught.value.kind == "wait_timeout"

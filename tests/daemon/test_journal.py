@@ -407,3 +407,17 @@ def test_neither_file_nor_memory_grows_with_the_number_of_execs(
     assert size < 3 * 1024 * 1024
     assert daemon.stop() == 0
     assert (place / "state" / "journal.sqlite").stat().st_size < 100 * 1024
+
+
+def test_a_state_directory_that_was_taken_away_is_no_journal(
+    start_daemon: Start, place: Path
+) -> None:
+    """The next daemon would find nothing: to call a start journaled were a lie."""
+    daemon = start_daemon(place=place)
+    with RawClient(daemon.socket_path) as client:
+        assert client.call("exec.start", exec_id="before", argv=["true"])["journaled"] is True
+        (place / "state").rename(place / "moved")
+        assert client.call("exec.start", exec_id="after", argv=["true"])["journaled"] is False
+        (warning,) = client.call("daemon.info")["warnings"]
+        assert "journal.sqlite" in warning
+        assert client.call("daemon.info")["stray_failures"] == 0

@@ -236,6 +236,87 @@ def test_an_escape_by_killing_the_shim(start_daemon: Start, parent: Path, cgroup
                 os.kill(pid, signal.SIGKILL)
 
 
+NEST = """
+import os
+mount = os.environ["MOUNT"]
+own = next(line[3:] for line in open("/proc/self/cgroup") if line.startswith("0::")).strip()
+for depth in range(3):
+    own += "/made"
+    os.mkdir(mount + own)
+    os.mkdir(mount + own + "-beside")
+open(mount + own + "/cgroup.procs", "w").write(str(os.getpid()))
+"""
+
+
+def test_cgroups_that_a_command_made_in_its_own_go_with_it(
+    start_daemon: Start, parent: Path
+) -> None:
+    """As a container engine does; left there, each would stay for good and be tried for ever."""
+    daemon = start_daemon("--cgroups", str(parent))
+    folder = own_folder(parent)
+    with RawClient(daemon.socket_path) as client:
+        for number in range(3):
+            client.call(
+                "exec.start",
+                exec_id=f"e{number}",
+                argv=["python3", "-I", "-c", NEST],
+                env={"MOUNT": str(parent.parent)},
+            )
+            its_exit = client.call("exec.wait", exec_id=f"e{number}", until="closed")
+            assert (its_exit["code"], its_exit["reason"]) == (0, "exited")
+        wait_for(lambda: client.call("daemon.info")["parked_shims"] == 3)
+        wait_for(lambda: len(leaves_in(folder)) == 3)
+        assert not any(leaves_in(leaf) for leaf in leaves_in(folder))
+    assert daemon.stop() == 0
+    assert not folder.exists()
+
+
+@pytest.mark.parametrize("dies", [False, True])
+def test_who_hides_in_a_cgroup_made_in_its_own_is_ended(
+    start_daemon: Start, parent: Path, stranger: subprocess.Popen[bytes], *, dies: bool
+) -> None:
+    """By this daemon, or by the next one."""
+    daemon = start_daemon("--cgroups", str(parent))
+    folder = own_folder(parent)
+    with RawClient(daemon.socket_path) as client:
+        argv = ["sh", "-c", "read word"]
+        pid = client.call(
+            "exec.start", exec_id="e", argv=argv, stdin="pipe", attach={}, grace_s=0.2
+        )["pid"]
+        made = folder / Path(leaf_of(pid)).name / "made" / "twice"
+        made.mkdir(parents=True)
+        put(stranger.pid, made)
+        if dies:
+            daemon.kill()
+            start_daemon("--cgroups", str(parent))
+            assert stranger.wait(10) == -signal.SIGKILL
+        else:
+            client.call("exec.write", exec_id="e", data="Cg==", eof=True)
+            client.note("exec.closed", "e")
+            assert stranger.wait(5) == -signal.SIGTERM
+    wait_for(lambda: not made.exists())
+    wait_for(lambda: folder.exists() is not dies)
+
+
+def test_a_cgroup_whose_files_are_kept_from_us(start_daemon: Start, parent: Path) -> None:
+    """A command of the daemon's own user can do that; it ends as any other."""
+    setpriv = needs.program("setpriv", "util-linux")
+    # Without what lets root read every file, as a container can be started.
+    wrapper = [setpriv, "--bounding-set=-dac_override,-dac_read_search", "--inh-caps=-all"]
+    daemon = start_daemon("--cgroups", str(parent), wrapper=wrapper)
+    script = f"""
+        own={parent.parent}$(sed -n s/^0:://p /proc/self/cgroup)
+        chmod 0 $own/cgroup.procs $own/cgroup.kill $own/pids.peak $own/memory.events 2>&-
+        chmod 0 $own
+        sleep 900 &
+    """
+    with RawClient(daemon.socket_path) as client:
+        client.call("exec.start", exec_id="e", argv=["sh", "-c", script], grace_s=0.1)
+        assert client.call("exec.wait", exec_id="e")["reason"] == "exited"
+        assert client.call("exec.cancel", exec_id="e")["outcome"] == "ended"
+        assert client.call("daemon.info")["stray_failures"] == 0
+
+
 def name(pid: int) -> str:
     with contextlib.suppress(OSError):
         return Path(f"/proc/{pid}/comm").read_text().strip()

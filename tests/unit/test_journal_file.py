@@ -234,3 +234,23 @@ def test_the_file_and_its_log_stay_small_whatever_is_written(tmp_path: Path) -> 
     file.close()
     assert size < 4 * 1024 * 1024
     assert (tmp_path / NAME).stat().st_size < 100_000
+
+
+@pytest.mark.parametrize("how", ["removed", "replaced", "folder removed", "folder replaced"])
+def test_a_file_that_nobody_will_find_again_is_not_written(tmp_path: Path, how: str) -> None:
+    folder = tmp_path / "state"
+    folder.mkdir()
+    file, _ = opened(folder)
+    file.write({1: past(1)}, {}, anew=False)
+    if how.startswith("folder"):
+        folder.rename(tmp_path / "moved")
+    else:
+        (folder / NAME).rename(tmp_path / "moved")
+    if how == "folder replaced":
+        folder.mkdir()
+    if how.endswith("replaced"):
+        (folder / NAME).write_bytes(b"")
+    for number in (2, 3):
+        with pytest.raises(file.errors):
+            file.write({number: past(number)}, {}, anew=number == 3)
+    file.close()
