@@ -30,6 +30,7 @@ if TYPE_CHECKING:
 _BATCH_BYTES: Final = 256 * 1024
 _TURN_RECORDS: Final = 4  # of one subscription before the next has its turn
 _IOV_MAX: Final = 256  # well under IOV_MAX, 1024, writev(2)
+_FLUSH_BATCHES: Final = 4  # in a row while no other bulk waits for its turn
 _BULK_BYTES: Final = 64 * 1024  # a batch of this or more: what follows waits for its turn
 
 
@@ -146,11 +147,15 @@ class Outgoing:
         """Write one batch, or as much of it as the socket takes now; the next in its turn."""
         if self._is_slow or self._is_given_up or self._sock.fileno() < 0:
             return
-        self._rest = list(self._next_batch())
-        if not self._write_some():
-            return
+        poller = self._service.poller
+        for _ in range(_FLUSH_BATCHES):
+            self._rest = list(self._next_batch())
+            if not self._write_some():
+                return
+            if poller.has_bulk or not (self._outbox or self._ready):
+                break
         if self._outbox or self._ready:
-            self._service.poller.defer_bulk(self, self.flush)
+            poller.defer_bulk(self, self.flush)
             return
         if self._is_last:
             self._on_gone()
@@ -185,7 +190,17 @@ class Outgoing:
             if not await self._wait_writable():
                 self._on_gone()
                 return
-            self._service.poller.defer_bulk(self, self._go_on)
+            poller = self._service.poller
+            if poller.has_bulk:
+                poller.defer_bulk(self, self._go_on)
+            else:
+                poller.batch(self._go_on_alone)
+
+    def _go_on_alone(self) -> None:
+        try:
+            self._go_on()
+        except Exception as error:  # noqa: BLE001 - the connection's own, survived here
+            self.stray(error)
 
     def _go_on(self) -> None:
         if self._sock.fileno() >= 0 and self._write_some():

@@ -122,6 +122,11 @@ class Poller:
         if self._scope is not None:
             self._scope.deadline = -math.inf
 
+    @property
+    def has_bulk(self) -> bool:
+        """Whether bulk work waits for its turn."""
+        return bool(self._bulk)
+
     def batch(self, handle: Callable[[], None]) -> None:
         """Handle something, then make the calls it deferred."""
         self._in_batch = True

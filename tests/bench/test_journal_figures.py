@@ -15,7 +15,8 @@ from tests.raw import RawClient
 
 from .test_figures import TRUE, Pipeline, figure, per_call
 
-pytestmark = pytest.mark.bench
+# Three attempts, each after a wait for quiet.
+pytestmark = [pytest.mark.bench, pytest.mark.timeout(900)]
 
 StartDaemon = Callable[..., RunnerdProcess]
 ROUNDS: Final = 15
