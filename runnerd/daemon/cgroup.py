@@ -38,13 +38,20 @@ _CLOSE_TRIES: Final = 20
 _CLOSE_PAUSE_S: Final = 0.005
 _MADE_MAX: Final = 1024  # cgroups that a command made in its own, looked at in one go
 _LINKS_OF_EMPTY: Final = 2
+_READ_BYTES: Final = 4096
 _SCARCE: Final = frozenset({errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.EAGAIN, errno.EINTR})
 
 
 class Leaf(NamedTuple):
-    """One exec's cgroup."""
+    """One exec's cgroup.
+
+    Attributes:
+        folder: Where it is.
+        counts: Whether it can say what was killed for memory, or how many there were.
+    """
 
     folder: Path
+    counts: bool = True
 
     def pids(self) -> list[int]:
         """Return the processes in it and in what the command made in it; none where it is gone.
@@ -66,6 +73,8 @@ class Leaf(NamedTuple):
 
     def oom_kills(self) -> int | None:
         """Return how many processes in it the kernel has killed for memory, None if not told."""
+        if not self.counts:
+            return None
         with contextlib.suppress(OSError):
             for line in (self.folder / "memory.events").read_bytes().splitlines():
                 name, _, count = line.partition(b" ")
@@ -84,6 +93,8 @@ class Leaf(NamedTuple):
 
     def peak_tasks(self) -> int | None:
         """Return how many threads were in it at most, all processes together, None if not told."""
+        if not self.counts:
+            return None
         with contextlib.suppress(OSError, ValueError):
             return int((self.folder / "pids.peak").read_bytes())
         return None
@@ -135,6 +146,7 @@ class Leaves:
         self._folder: Path | None = None
         self._lock: int | None = None
         self._made = 0
+        self._counts = False
         self._retired: list[Leaf] = []
         if where == "off":
             self.reason = "off"
@@ -166,6 +178,7 @@ class Leaves:
         try:
             self.kill = os.access(leaf.folder / "cgroup.kill", os.W_OK)
             self.memory = leaf.oom_kills() is not None
+            self._counts = self.memory or leaf.peak_tasks() is not None
         finally:
             leaf.remove()
 
@@ -174,7 +187,7 @@ class Leaves:
         if self._folder is None or self.reason is not None:
             return None
         self._made += 1
-        leaf = Leaf(self._folder / str(self._made))
+        leaf = Leaf(self._folder / str(self._made), self._counts)
         try:
             leaf.folder.mkdir(0o755)
         except OSError:
@@ -225,11 +238,23 @@ class Leaves:
 
 def _pids_in(folder: Path) -> list[int]:
     try:
-        return [int(word) for word in (folder / "cgroup.procs").read_bytes().split()]
+        return [int(word) for word in _read(f"{folder}/cgroup.procs").split()]
     except OSError as error:
         if error.errno in _SCARCE:
             raise
         return []
+
+
+def _read(path: str) -> bytes:
+    # Once for each exec, so no more calls than it takes: a file object makes seven.
+    fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+    try:
+        found = b""
+        while data := os.read(fd, _READ_BYTES):
+            found += data
+    finally:
+        os.close(fd)
+    return found
 
 
 def _cgroups_in(folder: Path) -> list[Path]:

@@ -182,6 +182,8 @@ class Poller:
                 watched = self._watched.get(fd)
                 if watched is not None:  # else a handler before it in this batch closed it
                     self._call(watched[1], watched[0], events)
+            # What that has for others goes out first: a timer may start a shim for the next exec.
+            self._run_deferred()
             self._run_timers()
 
         self.batch(handle)

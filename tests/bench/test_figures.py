@@ -33,6 +33,7 @@ pytestmark = [pytest.mark.bench, pytest.mark.timeout(900)]
 StartDaemon = Callable[..., RunnerdProcess]
 TRUE: Final = "/bin/true"
 ATTEMPTS: Final = 3
+BARE: Final = ("--state-dir", "/proc/none", "--cgroups", "off")
 QUIET_S: Final = 60.0
 BYTES: Final = 2 * 1024**3
 
@@ -119,8 +120,8 @@ def spawn_true() -> None:
 
 
 def test_an_exec_costs_at_most_three_spawns(start_daemon: StartDaemon) -> None:
-    """Without a journal; test_journal_figures.py has what that adds."""
-    daemon = start_daemon("--state-dir", "/proc/none")
+    """Without a journal and a cgroup of its own; test_extras_figures.py has what those add."""
+    daemon = start_daemon(*BARE)
 
     def measure() -> float:
         ratios, lib = [], []
@@ -135,7 +136,9 @@ def test_an_exec_costs_at_most_three_spawns(start_daemon: StartDaemon) -> None:
     figure("start to exit of true / posix_spawn and wait", measure, lambda value: value <= 3.0)
 
 
-def test_700_execs_a_second_from_one_connection(runnerd_daemon: RunnerdProcess) -> None:
+def test_700_execs_a_second_from_one_connection(start_daemon: StartDaemon) -> None:
+    daemon = start_daemon(*BARE)
+
     def burst(client: Pipeline, count: int) -> float:
         sent = done = 0
         began_s = time.perf_counter()
@@ -146,7 +149,7 @@ def test_700_execs_a_second_from_one_connection(runnerd_daemon: RunnerdProcess) 
             done += client.receive().method == "exec.exited"
         return count / (time.perf_counter() - began_s)
 
-    with Pipeline(runnerd_daemon.socket_path) as client:
+    with Pipeline(daemon.socket_path) as client:
         figure(
             "execs a second, pipelined",
             lambda: statistics.median(burst(client, 700) for _ in range(5)),
