@@ -163,6 +163,10 @@ class Launcher:
             except (BrokenPipeError, ConnectionResetError):
                 shim.close()
                 shim.kill()
+            except BaseException:
+                shim.close()
+                shim.kill()
+                raise
             else:
                 return shim
         shim = self._pool.take(rescue=rescue)

@@ -67,6 +67,7 @@ class Outgoing:
         self._outbox: deque[bytearray] = deque()
         self._outbox_bytes = 0
         self._ready: dict[Subscription, None] = {}
+        self._waiting: set[Subscription] = set()  # for a block from the disk
         self._rest: list[bytearray | memoryview] = []  # of a batch that did not fit the socket
         self._is_slow = False
         self._is_bulk = False
@@ -104,6 +105,7 @@ class Outgoing:
     def end(self, subscription: Subscription) -> None:
         """Take it out: nothing of it is sent any more."""
         del self.subscriptions[subscription.number]
+        self._waiting.discard(subscription)
         self._service.counters.subscriptions -= 1
         self._service.heart.remove(subscription)
         self.arrivals.forget(subscription)
@@ -138,6 +140,10 @@ class Outgoing:
         else:
             self._service.poller.defer(self, self.flush)
 
+    def _block_came(self, subscription: Subscription) -> None:
+        self._waiting.discard(subscription)
+        self.wake(subscription)
+
     def finish(self) -> None:
         """Write what is queued, then be gone."""
         self._is_last = True
@@ -159,7 +165,8 @@ class Outgoing:
             return
         if self._is_last:
             self._on_gone()
-        self._progress.set()
+        if not self._is_behind:
+            self._progress.set()
         self.arrivals.settle()
 
     def _write_some(self) -> bool:
@@ -191,10 +198,10 @@ class Outgoing:
                 self._on_gone()
                 return
             poller = self._service.poller
-            if poller.has_bulk:
-                poller.defer_bulk(self, self._go_on)
-            else:
+            if poller.may_go_alone():
                 poller.batch(self._go_on_alone)
+            else:
+                poller.defer_bulk(self, self._go_on)
 
     def _go_on_alone(self) -> None:
         try:
@@ -231,10 +238,14 @@ class Outgoing:
 
     async def flushed(self) -> None:
         """Wait until everything queued has been written, or nobody is there any more."""
-        while self._sock.fileno() >= 0 and (self._outbox or self._ready or self._rest):
+        while self._sock.fileno() >= 0 and self._is_behind:
             self._progress = trio.Event()
             self._service.poller.defer(self, self.flush)
             await self._progress.wait()
+
+    @property
+    def _is_behind(self) -> bool:
+        return bool(self._outbox or self._ready or self._rest or self._waiting)
 
     def closed(self) -> list[tuple[Subscription, Running]]:
         """The socket is about to be: let go of everything; returns the subscriptions still open."""
@@ -278,8 +289,9 @@ class Outgoing:
             if item is None:
                 break
             if isinstance(item, Block):
+                self._waiting.add(subscription)
                 spool = self._service.spool
-                spool.read(subscription.transcript, item, subscription, self.wake)
+                spool.read(subscription.transcript, item, subscription, self._block_came)
                 break
             message = item_note(self.codec, subscription, running.exec, item)
             batch.append(message)

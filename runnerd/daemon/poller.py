@@ -74,6 +74,7 @@ class Poller:
         self._deferred: dict[Callable[[], None], Owner] = {}
         self._bulk: dict[Callable[[], None], Owner] = {}  # in turns
         self._in_batch = False
+        self._went_alone = False
         self.before_timers: Callable[[float], None] = lambda _now_s: None
 
     def watch(self, fd: int, events: int, handler: Callable[[int], None], owner: Owner) -> None:
@@ -95,7 +96,7 @@ class Poller:
         """Call once at a monotonic time, or soon where that has passed."""
         timer = Timer(self, owner, call)
         heapq.heappush(self._timers, (at_s, next(self._counter), timer))
-        if self._scope is not None and self._timers[0][2] is timer:
+        if self._scope is not None and not self._bulk and self._timers[0][2] is timer:
             self._scope.deadline = trio.current_time() + at_s - time.monotonic()
         return timer
 
@@ -127,6 +128,15 @@ class Poller:
         """Whether bulk work waits for its turn."""
         return bool(self._bulk)
 
+    def may_go_alone(self) -> bool:
+        """Say whether bulk work may be done at once, by one for each turn of this loop.
+
+        So that one flood need not wait for its turn, and many that have room at once do.
+        """
+        may = not self._bulk and not self._went_alone
+        self._went_alone = True
+        return may
+
     def batch(self, handle: Callable[[], None]) -> None:
         """Handle something, then make the calls it deferred."""
         self._in_batch = True
@@ -153,6 +163,7 @@ class Poller:
     async def run(self) -> None:
         """Serve for ever. A core task: what escapes it is an uncaught error of the daemon."""
         while True:
+            self._went_alone = False
             if self._bulk:
                 await trio.lowlevel.checkpoint()
             else:

@@ -137,14 +137,16 @@ class Spooler:
         self, transcript: Transcript, block: Block, subscription: Subscription, wake: Wake
     ) -> None:
         """Read a block, and wake who wants it: it is in the cache then, or dropped."""
-        readers = self._reading.setdefault(block, {})
-        readers[subscription] = wake
-        if len(readers) == 1:
-            extents = transcript.spool.extents(block.start, block.used_bytes)
-            self._disk.submit(
-                functools.partial(self._file.read, extents, block.crc),
-                functools.partial(self._was_read, transcript, block),
-            )
+        readers = self._reading.get(block)
+        if readers is not None:
+            readers[subscription] = wake  # perhaps again: what is written meanwhile wakes it too
+            return
+        self._reading[block] = {subscription: wake}
+        extents = transcript.spool.extents(block.start, block.used_bytes)
+        self._disk.submit(
+            functools.partial(self._file.read, extents, block.crc),
+            functools.partial(self._was_read, transcript, block),
+        )
 
     def _was_read(self, transcript: Transcript, block: Block, result: bytes | Exception) -> None:
         readers = self._reading.pop(block, {})
