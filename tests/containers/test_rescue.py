@@ -219,10 +219,11 @@ def test_at_the_memory_limit_the_lane_works(start_daemon: Start, make_group: Mak
         wait_for(lambda: client.call("daemon.info")["parked_shims"] == 3)
         used = int((group / "memory.usage_in_bytes").read_text())
         most = (LIMIT - used) // MIB - 16
-        argv = ["python3", "-I", "-c", EAT, "1", str(most)]
-        client.call("exec.start", exec_id="hog", argv=argv)
+        eat = EAT.replace("time.sleep", "print('full', flush=True); time.sleep")
+        argv = ["python3", "-I", "-c", eat, "1", str(most)]
+        client.call("exec.start", exec_id="hog", argv=argv, attach={})
+        client.note("exec.output", "hog", 30)
         usage = group / "memory.usage_in_bytes"
-        wait_for(lambda: int(usage.read_text()) > LIMIT - 12 * MIB)
         (group / "memory.limit_in_bytes").write_text(str(int(usage.read_text()) + MIB))
         rescue(client)
         check_lane(daemon, client, "hog")

@@ -13,9 +13,9 @@ import pytest
 
 from runnerd.daemon.poller import Poller
 from tests import needs
-from tests.daemon.looking import command_name, living, planted, seconds, shim_of
+from tests.daemon.looking import command_name, living, planted, seconds, shim_of, shims
 from tests.harness import RunnerdProcess, children, descendants, is_alive, wait_for
-from tests.raw import RawClient
+from tests.raw import RawClient, RawError
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -465,3 +465,29 @@ def test_every_byte_is_told_or_counted(start_daemon: Start, size: int) -> None:
             its_exit = client.call("exec.wait", exec_id=exec_id, until="closed")
             closed = client.call("exec.inspect", exec_id=exec_id)["closed"]
             assert its_exit["stdout"]["total_bytes"] + closed["discarded_bytes"] == size
+
+
+def test_a_job_that_cannot_be_sent_leaves_no_shim(start_daemon: Start) -> None:
+    """As where the last descriptor is gone: the parked shim that was taken is not forgotten."""
+    daemon = start_daemon(
+        **planted("""
+            import errno
+            from runnerd.daemon import launcher
+            send, tries = launcher._send_job, []
+            def failing(shim, prepared):
+                tries.append(shim)
+                if len(tries) <= 5:
+                    raise OSError(errno.EMFILE, "no descriptors")
+                send(shim, prepared)
+            launcher._send_job = failing
+        """)
+    )
+    with RawClient(daemon.socket_path) as client:
+        wait_for(lambda: client.call("daemon.info")["parked_shims"] == 3)
+        for _ in range(5):
+            with pytest.raises(RawError) as refused:
+                client.call("exec.start", argv=["true"])
+            assert refused.value.kind == "start_failed"
+        assert client.call("exec.start", argv=["true"])["created"]
+        wait_for(lambda: client.call("daemon.info")["parked_shims"] == 3)
+        wait_for(lambda: len(shims(daemon)) == 3)

@@ -508,3 +508,45 @@ def test_a_file_system_without_nameless_files_will_do(start_daemon: StartDaemon)
         run(client, "e", counting(SIZE))
         assert Replay(client, "e").to_end().lost == 0
         assert list(Path(client.call("daemon.info")["spool_directory"]).iterdir()) == []
+
+
+SLOW_READS: Final = """
+    import time
+    from runnerd.daemon.spool_file import SpoolFile
+    read, reads = SpoolFile.read, []
+    def slowly(self, *what):
+        reads.append(what)
+        with open("{path}", "w") as file:
+            file.write(str(len(reads)))
+        time.sleep(0.3)
+        return read(self, *what)
+    SpoolFile.read = slowly
+"""
+
+
+def test_a_block_is_read_once_however_often_its_reader_is_woken(
+    start_daemon: StartDaemon, tmp_path: Path
+) -> None:
+    """A lone reader behind memory, woken by all that is written while it waits for the disk."""
+    reads = tmp_path / "reads"
+    daemon = start_daemon(**planted(SLOW_READS.format(path=reads)))
+    script = "head -c 3000000 /dev/zero; for i in $(seq 200); do echo; sleep 0.005; done"
+    with connected(daemon) as client:
+        client.call("exec.start", exec_id="e", argv=["sh", "-c", script])
+        wait_for(lambda: client.call("exec.inspect", exec_id="e")["output_bytes"] > 3_000_000)
+        client.call("exec.attach", exec_id="e")
+        its_exit = client.note("exec.exited", "e", 30)["exit"]
+        assert its_exit["stdout"]["total_bytes"] == 3_000_200
+    # About a dozen blocks of 256 KiB; at 200 wake-ups a second it was a hundred reads.
+    assert 5 <= int(reads.read_text()) <= 30
+
+
+def test_a_stop_waits_for_a_block_on_its_way(start_daemon: StartDaemon, tmp_path: Path) -> None:
+    daemon = start_daemon(**planted(SLOW_READS.format(path=tmp_path / "reads")))
+    with connected(daemon) as client:
+        run(client, "e", counting(20 * 49152))  # a few blocks, so that the stop has the time
+        replay = Replay(client, "e")
+        wait_for((tmp_path / "reads").exists)
+        daemon.process.terminate()
+        assert replay.to_end(10).exit["code"] == 0
+    assert daemon.process.wait(10) == 0
