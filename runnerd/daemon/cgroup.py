@@ -176,6 +176,8 @@ class Leaves:
         leaf = Leaf(folder / _PROBE)
         leaf.folder.mkdir(0o755)
         try:
+            if (leaf.folder / "cgroup.type").read_text().strip() != "domain":
+                raise OSError(errno.EOPNOTSUPP, "it is threaded")
             self.kill = os.access(leaf.folder / "cgroup.kill", os.W_OK)
             self.memory = leaf.oom_kills() is not None
             self._counts = self.memory or leaf.peak_tasks() is not None
@@ -343,7 +345,11 @@ def _give_controllers_to(folder: Path) -> None:
     for name in _COUNTING:
         for each in (folder.parent, folder):
             with contextlib.suppress(OSError):
-                if name not in (each / "cgroup.subtree_control").read_text().split():
+                # Of one with processes in it, `pids` would be turned on and make it a threaded
+                # root, whose children nobody may enter. Seen with Linux 6.1.
+                is_held = (each / "cgroup.type").exists() and bool(_pids_in(each))
+                given = (each / "cgroup.subtree_control").read_text().split()
+                if not is_held and name not in given:
                     (each / "cgroup.subtree_control").write_text(f"+{name}")
 
 

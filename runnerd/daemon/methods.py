@@ -10,6 +10,7 @@ import functools
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, Final
 
+import runnerd.protocol.refusal  # noqa: F401 - now: when it is needed no descriptor may be left
 from runnerd.core.fence import changes
 from runnerd.core.past import Past
 from runnerd.core.remembered import no_output, over
