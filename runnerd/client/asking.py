@@ -1,4 +1,7 @@
-"""What both clients ask for that has one answer: arguments into requests.
+"""What both clients ask for that has one answer, written once for both.
+
+Each request is a generator of steps. `blocking` and `asynchronous` make a client's method of it,
+whose signature and docstring are the generator's.
 
 A request whose fields cannot be right is refused here, by the daemon's own rules and with its own
 error, before a byte is sent.
@@ -7,23 +10,56 @@ error, before a byte is sent.
 from __future__ import annotations
 
 import contextlib
-from typing import TYPE_CHECKING, Final, Literal
+import functools
+import time
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Concatenate, Final, Literal, ParamSpec, TypeVar
 
+import msgspec
+
+from runnerd.protocol.answers import (
+    CancelAnswer,
+    DaemonInfo,
+    EnvAnswer,
+    ExecInfo,
+    Exit,
+    ListAnswer,
+    MetricsAnswer,
+    SignalAnswer,
+    WriteAnswer,
+)
 from runnerd.protocol.errors import RequestError
 from runnerd.protocol.requests import (
+    DaemonDrain,
+    DaemonInfoRequest,
+    DaemonMetrics,
+    DaemonStop,
+    DaemonUndrain,
     EnvSet,
     ExecCancel,
+    ExecForget,
     ExecInspect,
     ExecList,
     ExecResize,
     ExecSignal,
     ExecWait,
+    Params,
+    Ping,
 )
 
-from .errors import RemoteError
+from .errors import ClientTimeout, RemoteError
+from .requesting import CALL_TIMEOUT_S
+from .steps import Ask, Steps, drive, drive_async
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping, Sequence
+    from collections.abc import Awaitable, Iterator, Mapping, Sequence
+
+    from .feeding import StdinFeeder
+    from .steps import AsyncCaller, Caller
+
+P = ParamSpec("P")
+T = TypeVar("T")
+A = TypeVar("A", bound=msgspec.Struct)
 
 LIVE: Final[tuple[Literal["starting", "running", "draining", "lingering"], ...]] = (
     "starting",
@@ -32,6 +68,30 @@ LIVE: Final[tuple[Literal["starting", "running", "draining", "lingering"], ...]]
     "lingering",
 )
 _PAGE: Final = 1000  # execs in one answer of exec.list
+
+
+def blocking(
+    steps: Callable[Concatenate[Requests, P], Steps[T]],
+) -> Callable[Concatenate[Caller, P], T]:
+    """Make a blocking client's method of these steps."""
+
+    @functools.wraps(steps)
+    def method(self: Caller, /, *args: P.args, **kwargs: P.kwargs) -> T:
+        return drive(self, steps(_REQUESTS, *args, **kwargs))
+
+    return method
+
+
+def asynchronous(
+    steps: Callable[Concatenate[Requests, P], Steps[T]],
+) -> Callable[Concatenate[AsyncCaller, P], Awaitable[T]]:
+    """Make an async client's method of these steps."""
+
+    @functools.wraps(steps)
+    async def method(self: AsyncCaller, /, *args: P.args, **kwargs: P.kwargs) -> T:
+        return await drive_async(self, steps(_REQUESTS, *args, **kwargs))
+
+    return method
 
 
 @contextlib.contextmanager
@@ -43,81 +103,225 @@ def _refused_here() -> Iterator[None]:
         raise RemoteError.before_sending(error) from error
 
 
-def wait_request(
-    exec_id: str, until: Literal["exited", "closed"], timeout_s: float | None
-) -> tuple[ExecWait, float | None]:
-    """Make a wait, and say for how long its answer is waited for, in seconds.
-
-    The daemon keeps the time, so that no wait is left behind there; the client's own is a second
-    later and only for a daemon that does not answer.
-    """
-    patience_s = None if timeout_s is None else max(timeout_s, 0.001)
-    with _refused_here():
-        params = ExecWait(exec_id=exec_id, until=until, timeout_s=patience_s)
-    return params, None if patience_s is None else patience_s + 1
+def _ask(
+    method: str, params: Params, kind: type[A], timeout_s: float | None = CALL_TIMEOUT_S
+) -> Steps[A]:
+    answer = yield Ask(method, params, timeout_s)
+    assert isinstance(answer, kind)
+    return answer
 
 
-def signal_request(
-    exec_id: str, signal: str | int, to: Literal["command", "group", "tree"]
-) -> ExecSignal:
-    """Make a signal.
+def _tell(method: str, params: Params, timeout_s: float | None = CALL_TIMEOUT_S) -> Steps[None]:
+    yield Ask(method, params, timeout_s)
+
+
+class Requests:
+    """The steps of each; `self` stands for the client, and is not looked at."""
+
+    def wait(
+        self,
+        exec_id: str,
+        *,
+        until: Literal["exited", "closed"] = "exited",
+        timeout_s: float | None = None,
+    ) -> Steps[Exit]:
+        """Wait for an exec's end; consumes nothing.
+
+        Args:
+            exec_id: The exec.
+            until: exited = the command's own exit; closed = nothing of it is left.
+            timeout_s: The most to wait, in seconds; None = as long as it takes.
+
+        Raises:
+            ClientTimeout: If it has not ended by then; nothing was changed.
+            RemoteError: exec_unknown.
+        """
+        # The daemon keeps the time, so that no wait is left behind there; the client's own is a
+        # second later and only for a daemon that does not answer.
+        patience_s = None if timeout_s is None else max(timeout_s, 0.001)
+        with _refused_here():
+            params = ExecWait(exec_id=exec_id, until=until, timeout_s=patience_s)
+        try:
+            return (
+                yield from _ask(
+                    "exec.wait", params, Exit, None if patience_s is None else patience_s + 1
+                )
+            )
+        except RemoteError as error:
+            if error.kind == "wait_timeout":
+                raise ClientTimeout(f"'{exec_id}' has not {until} after {timeout_s} s") from error
+            raise
+
+    def signal(
+        self,
+        exec_id: str,
+        signal: str | int,
+        *,
+        to: Literal["command", "group", "tree"] = "command",
+    ) -> Steps[SignalAnswer]:
+        """Send one signal to an exec's command, its process group or its whole tree.
+
+        Raises:
+            RemoteError: exec_unknown; exec_ended; not_permitted.
+            Ambiguous: If the connection was lost before the answer: it is never sent twice.
+        """
+        with _refused_here():
+            params = ExecSignal(exec_id=exec_id, signal=signal, to=to)
+        return (yield from _ask("exec.signal", params, SignalAnswer))
+
+    def resize(self, exec_id: str, rows: int, cols: int) -> Steps[None]:
+        """Tell an exec's terminal its new size, 1 to 65535 each.
+
+        Raises:
+            RemoteError: exec_unknown; exec_ended; invalid_params where it has no terminal.
+        """
+        with _refused_here():
+            params = ExecResize(exec_id=exec_id, rows=rows, cols=cols)
+        yield from _tell("exec.resize", params, None)
+
+    def cancel(
+        self,
+        exec_id: str,
+        *,
+        grace_s: float | None = None,
+        wait: bool = True,
+        tombstone: bool = False,
+        if_nonce: str | None = None,
+    ) -> Steps[CancelAnswer]:
+        """End an exec and everything it started, and tell what that took.
+
+        Args:
+            exec_id: The exec.
+            grace_s: Seconds between TERM and KILL; the exec's own if None; 0 = KILL at once.
+            wait: Return once all is gone or the survivors are known, not when ending began.
+            tombstone: Of an id never seen, leave a mark that refuses a start arriving later.
+            if_nonce: Act only on an exec that was started with this nonce.
+
+        Raises:
+            RemoteError: exec_unknown, without `tombstone`; not_owner.
+        """
+        with _refused_here():
+            params = ExecCancel(
+                exec_id=exec_id, grace_s=grace_s, wait=wait, tombstone=tombstone, if_nonce=if_nonce
+            )
+        timeout_s = None if wait else CALL_TIMEOUT_S
+        return (yield from _ask("exec.cancel", params, CancelAnswer, timeout_s))
+
+    def inspect(self, exec_id: str, *, usage: bool = False, tree: bool = False) -> Steps[ExecInfo]:
+        """Describe an exec: everything but its environment.
+
+        Raises:
+            RemoteError: exec_unknown.
+        """
+        with _refused_here():
+            params = ExecInspect(exec_id=exec_id, usage=usage, tree=tree)
+        return (yield from _ask("exec.inspect", params, ExecInfo))
+
+    def forget(self, exec_id: str) -> Steps[None]:
+        """Let go of a finished exec's output and record; its id stays taken, its exit known.
+
+        Raises:
+            RemoteError: exec_unknown; exec_live, if it is not over.
+        """
+        yield from _tell("exec.forget", ExecForget(exec_id=exec_id))
+
+    def list_execs(
+        self,
+        *,
+        labels: Mapping[str, str] | None = None,
+        usage: bool = False,
+        live_only: bool = False,
+    ) -> Steps[list[ExecInfo]]:
+        """List execs, in order of acceptance, over as many pages as it takes.
+
+        Args:
+            labels: Only those that carry all of these.
+            usage: Whether to have each one's processes counted.
+            live_only: Leave out those that are closed.
+        """
+        found: list[ExecInfo] = []
+        cursor: int | None = None
+        while True:
+            with _refused_here():
+                params = ExecList(
+                    state=[*LIVE] if live_only else None,
+                    labels=dict(labels or {}),
+                    cursor=cursor,
+                    limit=_PAGE,
+                    usage=usage,
+                )
+            page = yield from _ask("exec.list", params, ListAnswer)
+            found += page.execs
+            cursor = page.next_cursor
+            if cursor is None:
+                return found
+
+    def set_env(
+        self, variables: Mapping[str, str] | None = None, *, unset: Sequence[str] = ()
+    ) -> Steps[EnvAnswer]:
+        """Set and unset variables of every exec started later in this incarnation.
+
+        Args:
+            variables: Name to value.
+            unset: Names to take away.
+
+        Raises:
+            RemoteError: invalid_params, with nothing changed.
+        """
+        with _refused_here():
+            params = EnvSet(set=dict(variables or {}), unset=list(unset))
+        return (yield from _ask("env.set", params, EnvAnswer))
+
+    def ping(self) -> Steps[None]:
+        """Return once the daemon has answered."""
+        yield from _tell("ping", Ping(), None)
+
+    def info(self) -> Steps[DaemonInfo]:
+        """Describe the daemon."""
+        return (yield from _ask("daemon.info", DaemonInfoRequest(), DaemonInfo))
+
+    def metrics(
+        self,
+        format: Literal["text", "openmetrics"] = "text",  # noqa: A002
+    ) -> Steps[MetricsAnswer]:
+        """Read the daemon's metrics."""
+        return (yield from _ask("daemon.metrics", DaemonMetrics(format=format), MetricsAnswer))
+
+    def drain(self) -> Steps[None]:
+        """Let the daemon take no new work, until undrain()."""
+        yield from _tell("daemon.drain", DaemonDrain(), None)
+
+    def undrain(self) -> Steps[None]:
+        """Let the daemon take new work again."""
+        yield from _tell("daemon.undrain", DaemonUndrain(), None)
+
+    def stop(self) -> Steps[None]:
+        """Stop the daemon; returns when it has begun to, every exec is then being ended."""
+        yield from _tell("daemon.stop", DaemonStop(), None)
+
+
+_REQUESTS: Final = Requests()
+
+
+def write_steps(feeder: StdinFeeder, timeout_s: float | None) -> Steps[int]:
+    """Feed what was offered to the feeder, waiting for room as a pipe does.
 
     Raises:
-        RemoteError: invalid_params, naming the field.
+        RemoteError: stdin_closed, exec_ended.
+        ClientTimeout: If there was no room for all of it in time; what was taken, was.
     """
-    with _refused_here():
-        return ExecSignal(exec_id=exec_id, signal=signal, to=to)
-
-
-def resize_request(exec_id: str, rows: int, cols: int) -> ExecResize:
-    """Make a resize.
-
-    Raises:
-        RemoteError: invalid_params, naming the field.
-    """
-    with _refused_here():
-        return ExecResize(exec_id=exec_id, rows=rows, cols=cols)
-
-
-def cancel_request(
-    exec_id: str, *, grace_s: float | None, wait: bool, tombstone: bool, if_nonce: str | None
-) -> ExecCancel:
-    """Make a cancel.
-
-    Raises:
-        RemoteError: invalid_params, naming the field.
-    """
-    with _refused_here():
-        return ExecCancel(
-            exec_id=exec_id, grace_s=grace_s, wait=wait, tombstone=tombstone, if_nonce=if_nonce
-        )
-
-
-def inspect_request(exec_id: str, *, usage: bool, tree: bool) -> ExecInspect:
-    """Make an inspect."""
-    with _refused_here():
-        return ExecInspect(exec_id=exec_id, usage=usage, tree=tree)
-
-
-def list_request(
-    cursor: int | None, labels: Mapping[str, str] | None, *, usage: bool, live_only: bool
-) -> ExecList:
-    """Make a request for one page of a list."""
-    with _refused_here():
-        return ExecList(
-            state=[*LIVE] if live_only else None,
-            labels=dict(labels or {}),
-            cursor=cursor,
-            limit=_PAGE,
-            usage=usage,
-        )
-
-
-def env_request(variables: Mapping[str, str] | None, unset: Sequence[str]) -> EnvSet:
-    """Make a change of the environment.
-
-    Raises:
-        RemoteError: invalid_params, naming the variable.
-    """
-    with _refused_here():
-        return EnvSet(set=dict(variables or {}), unset=list(unset))
+    deadline_s = None if timeout_s is None else time.monotonic() + timeout_s
+    size = feeder.waiting_bytes
+    while True:
+        # A wait of 0 is refused by the daemon, which takes it for a mistake.
+        left_s = None if deadline_s is None else max(deadline_s - time.monotonic(), 0.001)
+        request = feeder.next_write(left_s)
+        if request is None:
+            return feeder.accepted_bytes
+        feeder.answered((yield from _ask("exec.write", request, WriteAnswer, None)))
+        if feeder.waiting_bytes and deadline_s is not None and time.monotonic() >= deadline_s:
+            raise ClientTimeout(
+                f"{feeder.waiting_bytes} of {size} bytes found no room in stdin of "
+                f"'{feeder.exec_id}'",
+                hint="the command does not read its stdin, or nobody reads its output",
+            )

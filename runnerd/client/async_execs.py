@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
-import time
 from typing import TYPE_CHECKING, Final, Literal
 
 import anyio
 
-from runnerd.protocol.answers import CancelAnswer, Exit, GapNote, OutputNote, WriteAnswer
+from runnerd.protocol.answers import CancelAnswer, Exit, GapNote, OutputNote
 
+from .asking import write_steps
 from .async_link import Bells
-from .errors import ClientError, ClientTimeout
+from .errors import ClientError
 from .feeding import StdinFeeder
 from .following import Following
+from .steps import drive_async
 
 if TYPE_CHECKING:
     from types import TracebackType
@@ -147,37 +148,20 @@ class AsyncExec(Following):
                 )
             if self._stdin_bytes is None:
                 self._stdin_bytes = (await self.inspect()).stdin_accepted_bytes or 0
+            feeder = StdinFeeder(self.exec_id, self._stdin_bytes)
+            feeder.offer(data)
+            if eof:
+                feeder.end()
             self._is_stdin_torn = True
             try:
-                accepted_bytes = await self._write(data, eof=eof, timeout_s=timeout_s)
+                accepted_bytes = await drive_async(self._client, write_steps(feeder, timeout_s))
             except ClientError:
                 self._is_stdin_torn = False
                 raise
+            finally:
+                self._stdin_bytes = feeder.accepted_bytes
             self._is_stdin_torn = False
             return accepted_bytes
-
-    async def _write(self, data: bytes, *, eof: bool, timeout_s: float | None) -> int:
-        assert self._stdin_bytes is not None
-        deadline_s = None if timeout_s is None else time.monotonic() + timeout_s
-        feeder = StdinFeeder(self.exec_id, self._stdin_bytes)
-        feeder.offer(data)
-        if eof:
-            feeder.end()
-        while True:
-            left_s = None if deadline_s is None else max(deadline_s - time.monotonic(), 0.001)
-            request = feeder.next_write(left_s)
-            if request is None:
-                return feeder.accepted_bytes
-            answer = await self._client.call("exec.write", request)
-            assert isinstance(answer, WriteAnswer)
-            feeder.answered(answer)
-            self._stdin_bytes = feeder.accepted_bytes
-            if feeder.waiting_bytes and deadline_s is not None and time.monotonic() >= deadline_s:
-                raise ClientTimeout(
-                    f"{feeder.waiting_bytes} of {len(data)} bytes found no room in stdin of "
-                    f"'{self.exec_id}'",
-                    hint="the command does not read its stdin, or nobody reads its output",
-                )
 
     async def close_stdin(self) -> None:
         """Close the command's stdin after what was written."""

@@ -31,9 +31,9 @@ from runnerd.protocol.requests import (
     Params,
 )
 
+from .asking import Requests, asynchronous
 from .async_execs import AsyncExec
 from .async_link import AsyncLink, Bells
-from .async_requests import AsyncRequests
 from .errors import ClientError, ClientTimeout
 from .feeding import StdinFeeder
 from .locate import open_socket
@@ -113,8 +113,11 @@ async def connect(
         link.close()
 
 
-class AsyncClient(AsyncRequests):
-    """One caller's conversation with a daemon; made by connect()."""
+class AsyncClient:
+    """One caller's conversation with a daemon; made by connect().
+
+    A method shown to return `Steps[X]` is awaited and returns X, as in blocking.Client.
+    """
 
     def __init__(self, link: AsyncLink) -> None:
         self._link = link
@@ -249,6 +252,23 @@ class AsyncClient(AsyncRequests):
             StreamLost: If the connection was lost for good first; likewise.
         """
         return await self._call(method, params, lambda _answer: None, timeout_s)
+
+    # Requests with one answer: asking.py has what each does
+
+    wait = asynchronous(Requests.wait)
+    signal = asynchronous(Requests.signal)
+    resize = asynchronous(Requests.resize)
+    cancel = asynchronous(Requests.cancel)
+    inspect = asynchronous(Requests.inspect)
+    forget = asynchronous(Requests.forget)
+    list_execs = asynchronous(Requests.list_execs)
+    set_env = asynchronous(Requests.set_env)
+    ping = asynchronous(Requests.ping)
+    info = asynchronous(Requests.info)
+    metrics = asynchronous(Requests.metrics)
+    drain = asynchronous(Requests.drain)
+    undrain = asynchronous(Requests.undrain)
+    stop = asynchronous(Requests.stop)
 
     # Inner workings
 

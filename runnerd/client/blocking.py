@@ -21,6 +21,7 @@ from runnerd.protocol.requests import (
     Params,
 )
 
+from .asking import Requests, blocking
 from .errors import ClientTimeout
 from .execs import Exec
 from .feeding import StdinFeeder
@@ -36,7 +37,6 @@ from .requesting import (
     start_request,
     start_timed_out,
 )
-from .requests import Requests
 from .routing import feed
 from .session import Answer, Failure
 from .wire import RECONNECT_S, Options
@@ -110,8 +110,10 @@ def connect(
     return connected
 
 
-class Client(Requests):
+class Client:
     """One caller's conversation with a daemon; made by connect().
+
+    A method shown to return `Steps[X]` returns X: what it asks is written once for both clients.
 
     Args:
         link: How it is carried; the client owns and closes it.
@@ -323,6 +325,23 @@ class Client(Requests):
         replies: list[Answer | Failure] = []
         request_id = self._router.request(method, params, replies.append)
         return self._answer(request_id, method, replies, timeout_s)
+
+    # Requests with one answer: asking.py has what each does
+
+    wait = blocking(Requests.wait)
+    signal = blocking(Requests.signal)
+    resize = blocking(Requests.resize)
+    cancel = blocking(Requests.cancel)
+    inspect = blocking(Requests.inspect)
+    forget = blocking(Requests.forget)
+    list_execs = blocking(Requests.list_execs)
+    set_env = blocking(Requests.set_env)
+    ping = blocking(Requests.ping)
+    info = blocking(Requests.info)
+    metrics = blocking(Requests.metrics)
+    drain = blocking(Requests.drain)
+    undrain = blocking(Requests.undrain)
+    stop = blocking(Requests.stop)
 
     # Pipelining, and other selects
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from typing import TYPE_CHECKING, Literal
 
 from runnerd.protocol.answers import (
@@ -11,13 +10,14 @@ from runnerd.protocol.answers import (
     GapNote,
     OutputNote,
     SignalAnswer,
-    WriteAnswer,
 )
 
-from .errors import ClientError, ClientTimeout
+from .asking import write_steps
+from .errors import ClientError
 from .feeding import StdinFeeder
 from .following import Following
 from .link import deadline
+from .steps import drive
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -149,23 +149,14 @@ class Exec(Following):
         """
         if self._stdin_bytes is None:
             self._stdin_bytes = self.inspect().stdin_accepted_bytes or 0
-        deadline_s = deadline(timeout_s)
         feeder = StdinFeeder(self.exec_id, self._stdin_bytes)
         feeder.offer(data)
         if eof:
             feeder.end()
-        while (request := feeder.next_write(_left_s(deadline_s))) is not None:
-            answer = self._client.call("exec.write", request)
-            assert isinstance(answer, WriteAnswer)
-            feeder.answered(answer)
+        try:
+            return drive(self._client, write_steps(feeder, timeout_s))
+        finally:
             self._stdin_bytes = feeder.accepted_bytes
-            if feeder.waiting_bytes and deadline_s is not None and time.monotonic() >= deadline_s:
-                raise ClientTimeout(
-                    f"{feeder.waiting_bytes} of {len(data)} bytes found no room in stdin of "
-                    f"'{self.exec_id}'",
-                    hint="the command does not read its stdin, or nobody reads its output",
-                )
-        return feeder.accepted_bytes
 
     def close_stdin(self) -> None:
         """Close the command's stdin after what was written."""
@@ -196,8 +187,3 @@ class Exec(Following):
         if not self._queue:
             self._acknowledge()
         self._link.wait_until(lambda: self._has_news, deadline_s, f"output of '{self.exec_id}'")
-
-
-def _left_s(deadline_s: float | None) -> float | None:
-    # A wait of 0 is refused by the daemon, which takes it for a mistake.
-    return None if deadline_s is None else max(deadline_s - time.monotonic(), 0.001)
