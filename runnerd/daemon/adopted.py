@@ -29,8 +29,8 @@ from runnerd.core.bounds import KILL_ROUNDS_S
 from runnerd.core.execs import Exec
 from runnerd.protocol.answers import ReceiptProcess, Survivor
 
-from .cgroup import Leaf
 from .ending import LISTED_MAX, receipt_of
+from .leaf import Leaf
 from .poller import Owner, Poller, Timer
 from .procfs import Stat, children, descends_from, read_stat, tree
 from .signalling import send_signal

@@ -23,11 +23,10 @@ import os
 import re
 import signal
 import time
-from collections import deque
-from collections.abc import Iterator
 from pathlib import Path
-from typing import Final, NamedTuple
+from typing import Final
 
+from .leaf import Leaf, folders_in, pids_in
 from .signalling import send_signal
 
 _FOLDER: Final = "runnerd-"
@@ -36,93 +35,6 @@ _PROBE: Final = "probe"
 _COUNTING: Final = ("memory", "pids")  # one by one: where one is not to be had, the other may be
 _CLOSE_TRIES: Final = 20
 _CLOSE_PAUSE_S: Final = 0.005
-_MADE_MAX: Final = 1024  # cgroups that a command made in its own, looked at in one go
-_LINKS_OF_EMPTY: Final = 2
-_READ_BYTES: Final = 4096
-_SCARCE: Final = frozenset({errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.EAGAIN, errno.EINTR})
-
-
-class Leaf(NamedTuple):
-    """One exec's cgroup.
-
-    Attributes:
-        folder: Where it is.
-        counts: Whether it can say what was killed for memory, or how many there were.
-    """
-
-    folder: Path
-    counts: bool = True
-
-    def pids(self) -> list[int]:
-        """Return the processes in it and in what the command made in it; none where it is gone.
-
-        The dead are not among them, nor is what its owner keeps from being read.
-
-        Raises:
-            OSError: If we cannot look: no descriptor or memory is left.
-        """
-        pids = _pids_in(self.folder)
-        for each in _cgroups_in(self.folder):
-            pids += _pids_in(each)
-        return pids
-
-    def kill(self) -> None:
-        """Kill everything in it, and what is being forked there meanwhile, where that can be."""
-        with contextlib.suppress(OSError):
-            (self.folder / "cgroup.kill").write_bytes(b"1")
-
-    def oom_kills(self) -> int | None:
-        """Return how many processes in it the kernel has killed for memory, None if not told."""
-        if not self.counts:
-            return None
-        with contextlib.suppress(OSError):
-            for line in (self.folder / "memory.events").read_bytes().splitlines():
-                name, _, count = line.partition(b" ")
-                if name == b"oom_kill":
-                    return int(count)
-        return None
-
-    def cpu_s(self) -> float | None:
-        """Return the CPU seconds used in it, by whoever is dead too; None if not told."""
-        with contextlib.suppress(OSError, ValueError):
-            for line in (self.folder / "cpu.stat").read_bytes().splitlines():
-                name, _, count = line.partition(b" ")
-                if name == b"usage_usec":
-                    return int(count) / 1e6
-        return None
-
-    def peak_tasks(self) -> int | None:
-        """Return how many threads were in it at most, all processes together, None if not told."""
-        if not self.counts:
-            return None
-        with contextlib.suppress(OSError, ValueError):
-            return int((self.folder / "pids.peak").read_bytes())
-        return None
-
-    def remove(self) -> bool:
-        """Remove it with the cgroups made in it; False while something is in it."""
-        if _is_gone_after_rmdir(self.folder):
-            return True
-        try:
-            made = _cgroups_in(self.folder)
-        except OSError:
-            return False
-        for each in reversed(made):  # what was found last lies deepest
-            _is_gone_after_rmdir(each)
-        return bool(made) and _is_gone_after_rmdir(self.folder)
-
-    @contextlib.contextmanager
-    def opened(self) -> Iterator[int]:
-        """Open its folder, which is what a shim is given.
-
-        Raises:
-            OSError: If that is not possible.
-        """
-        fd = os.open(self.folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-        try:
-            yield fd
-        finally:
-            os.close(fd)
 
 
 class Leaves:
@@ -172,7 +84,7 @@ class Leaves:
         self._folder = folder
         self._lock = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
         fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        _give_controllers_to(folder)
+        give_controllers_to(folder)
         leaf = Leaf(folder / _PROBE)
         leaf.folder.mkdir(0o755)
         try:
@@ -233,69 +145,15 @@ class Leaves:
         if self.parent is None or self._folder is None:
             return found
         with contextlib.suppress(OSError):
-            found = [each for each in _folders(self.parent) if _NAME.fullmatch(each.name)]
+            found = [each for each in folders_in(self.parent) if _NAME.fullmatch(each.name)]
         stale = [each for each in found if each != self._folder and not _is_locked(each)]
         return [each for each in stale if not _removed(each)]
-
-
-def _pids_in(folder: Path) -> list[int]:
-    try:
-        return [int(word) for word in _read(f"{folder}/cgroup.procs").split()]
-    except OSError as error:
-        if error.errno in _SCARCE:
-            raise
-        return []
-
-
-def _read(path: str) -> bytes:
-    # Once for each exec, so no more calls than it takes: a file object makes seven.
-    fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
-    try:
-        found = b""
-        while data := os.read(fd, _READ_BYTES):
-            found += data
-    finally:
-        os.close(fd)
-    return found
-
-
-def _cgroups_in(folder: Path) -> list[Path]:
-    """Return the cgroups below one, parents first, at most _MADE_MAX of them.
-
-    A container engine makes some, where the command is root or the cgroup is its user's own.
-
-    Raises:
-        OSError: No descriptor or memory is left.
-    """
-    found: list[Path] = []
-    looking = deque([folder])
-    while looking and len(found) < _MADE_MAX:
-        each = looking.popleft()
-        try:
-            # Two links are its own name and its dot, each more is a cgroup in it: most have none,
-            # and nobody's files are read through for that.
-            if each.stat().st_nlink > _LINKS_OF_EMPTY:
-                inside = _folders(each)
-                found += inside
-                looking += inside
-        except OSError as error:
-            if error.errno in _SCARCE:
-                raise
-    return found
-
-
-def _is_gone_after_rmdir(folder: Path) -> bool:
-    try:
-        folder.rmdir()
-    except OSError as error:
-        return error.errno in (errno.ENOENT, errno.ENODEV)
-    return True
 
 
 def end_stale(folder: Path) -> bool:
     """Kill what a dead daemon's execs left, and remove its folder; False if it is not gone yet."""
     with contextlib.suppress(OSError):
-        for each in () if _is_locked(folder) else (*_folders(folder), folder):
+        for each in () if _is_locked(folder) else (*folders_in(folder), folder):
             leaf = Leaf(each)
             leaf.kill()
             for pid in leaf.pids():  # one by one, where there is no cgroup.kill
@@ -339,7 +197,7 @@ def _unescaped(field: str) -> str:
     return re.sub(r"\\([0-7]{3})", lambda found: chr(int(found[1], 8)), field)
 
 
-def _give_controllers_to(folder: Path) -> None:
+def give_controllers_to(folder: Path) -> None:
     """Turn on what counts in the leaves made in our folder, as far as our cgroup lets us."""
     # EBUSY in the first: processes are in it, as ours in a container. Nobody is moved.
     for name in _COUNTING:
@@ -347,7 +205,7 @@ def _give_controllers_to(folder: Path) -> None:
             with contextlib.suppress(OSError):
                 # Of one with processes in it, `pids` would be turned on and make it a threaded
                 # root, whose children nobody may enter. Seen with Linux 6.1.
-                is_held = (each / "cgroup.type").exists() and bool(_pids_in(each))
+                is_held = (each / "cgroup.type").exists() and bool(pids_in(each))
                 given = (each / "cgroup.subtree_control").read_text().split()
                 if not is_held and name not in given:
                     (each / "cgroup.subtree_control").write_text(f"+{name}")
@@ -355,13 +213,9 @@ def _give_controllers_to(folder: Path) -> None:
 
 def _removed(folder: Path) -> bool:
     with contextlib.suppress(OSError):
-        for each in _folders(folder):
+        for each in folders_in(folder):
             Leaf(each).remove()
     return Leaf(folder).remove()
-
-
-def _folders(folder: Path) -> list[Path]:
-    return [each for each in folder.iterdir() if each.is_dir()]
 
 
 def _is_locked(folder: Path) -> bool:

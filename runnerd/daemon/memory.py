@@ -46,12 +46,21 @@ class Cgroup(NamedTuple):
         except OSError:
             return None
 
+    def read_upwards(self, name: str) -> list[str]:
+        """Return a file's texts here and, of v2, in each cgroup above that we see.
+
+        What holds for a cgroup holds for all below it; its root has no such files.
+        """
+        here = self.read(name)
+        if here is None or self.folder is None or self.version != 2:
+            return [] if here is None else [here]
+        return [here, *Cgroup(2, self.folder.parent).read_upwards(name)]
+
     def limit_bytes(self) -> int | None:
-        """Return the memory limit, or None for none."""
-        text = self.read("memory.max" if self.version == 2 else "memory.limit_in_bytes")
-        if text is None or not text.isdigit():
-            return None
-        return int(text) if int(text) < _V1_UNLIMITED else None
+        """Return the tightest memory limit, or None for none."""
+        texts = self.read_upwards("memory.max" if self.version == 2 else "memory.limit_in_bytes")
+        limits = [int(text) for text in texts if text.isdigit()]
+        return min((each for each in limits if each < _V1_UNLIMITED), default=None)
 
 
 def find_cgroup(
@@ -138,15 +147,15 @@ def oom_order(cgroup: Cgroup, *, lowered: bool) -> OomOrder:
     """Say which protection is real here, with warnings for an operator."""
     score, limit = own_score(), cgroup.limit_bytes()
     room = None if score is None else COMMAND_SCORE - score
-    group = cgroup.read("memory.oom.group") if cgroup.version == 2 else None
+    groups = cgroup.read_upwards("memory.oom.group") if cgroup.version == 2 else []
     high = cgroup.read("memory.high") if cgroup.version == 2 else None
     warnings: list[str] = []
     verdict: Literal["protected", "equal", "group_kill", "unlimited", "unknown"] = "protected"
-    if group == "1":
+    if "1" in groups:
         verdict = "group_kill"
         warnings.append(
-            "memory.oom.group is 1: at the limit the kernel kills every process here, whatever "
-            "the scores"
+            "memory.oom.group is 1, of our cgroup or one above: at the limit the kernel kills all "
+            "processes here, whatever the scores"
         )
     elif room is None:
         verdict = "unknown"
@@ -168,7 +177,7 @@ def oom_order(cgroup: Cgroup, *, lowered: bool) -> OomOrder:
         cgroup_version=cgroup.version,
         limit_bytes=limit,
         high_bytes=int(high) if high is not None and high.isdigit() else None,
-        group_kill=None if group is None else group == "1",
+        group_kill="1" in groups if groups else None,
         protects_up_to_bytes=None if room is None or limit is None else limit * room // 1000,
         verdict=verdict,
         warnings=warnings,

@@ -24,7 +24,8 @@ from runnerd.protocol.shimwire import (
     signal_message,
 )
 
-from .cgroup import Leaf, Leaves, end_stale
+from .cgroup import Leaves, end_stale
+from .leaf import Leaf
 from .log import Log
 from .poller import EPOLLIN, Poller
 

@@ -23,7 +23,7 @@ from .ending import EndMessage, ShimEnder
 from .procfs import Stat, tree_use
 
 if TYPE_CHECKING:
-    from .cgroup import Leaf
+    from .leaf import Leaf
     from .poller import Owner
     from .service import Service
     from .shims import Shim

@@ -508,9 +508,9 @@ class OomOrder(msgspec.Struct, kw_only=True):
         lowered: Whether the daemon lowered its own score.
         cap_sys_resource: Whether it may go below its floor, and so may no command.
         cgroup_version: 1, 2 or null.
-        limit_bytes: The cgroup's memory limit, or null for none.
+        limit_bytes: The tightest memory limit of its cgroup and those above, or null for none.
         high_bytes: memory.high, or null.
-        group_kill: memory.oom.group: then the kernel kills all, whatever the scores.
+        group_kill: memory.oom.group of one of them: then the kernel kills all, whatever the scores.
         protects_up_to_bytes: The daemon's size below which the order holds against any command.
         verdict: protected; equal; group_kill; unlimited; unknown.
         warnings: What an operator should know, in sentences.

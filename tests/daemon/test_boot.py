@@ -382,6 +382,17 @@ def test_version_2_that_kills_the_whole_group_is_warned_of(tmp_path: Path) -> No
     assert "memory.oom.group is 1" in order.warnings[0]
 
 
+def test_version_2_looks_at_the_cgroups_above_too(tmp_path: Path) -> None:
+    """The tightest limit is what is met, and a group above is killed with all below it."""
+    mine = {f"box/daemon/{name}": text for name, text in V2.items()}
+    above = {"box/memory.max": f"{100 * MIB}\n", "box/memory.oom.group": "1\n"}
+    order = oom_order(cgroup(tmp_path, "0::/box/daemon\n", mine | above), lowered=False)
+    assert (order.limit_bytes, order.verdict, order.group_kill) == (100 * MIB, "group_kill", True)
+    wider = mine | {"box/memory.max": "max\n", "box/memory.oom.group": "0\n"}
+    order = oom_order(cgroup(tmp_path / "wider", "0::/box/daemon\n", wider), lowered=False)
+    assert (order.limit_bytes, order.group_kill) == (300 * MIB, False)
+
+
 def test_version_2_without_a_limit(tmp_path: Path) -> None:
     order = oom_order(cgroup(tmp_path, "0::/\n", V2 | {"memory.max": "max\n"}), lowered=False)
     assert order.limit_bytes is None

@@ -15,7 +15,8 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from runnerd.daemon.cgroup import Leaf, end_stale, own_cgroup
+from runnerd.daemon.cgroup import end_stale, give_controllers_to, own_cgroup
+from runnerd.daemon.leaf import Leaf
 from tests import needs
 from tests.daemon.looking import log_lines, planted, shim_of, tree_of
 from tests.harness import RunnerdProcess, children, daemons, is_alive, wait_for
@@ -369,7 +370,7 @@ def test_leaves_that_cannot_be_entered_are_given_up(start_daemon: Start, parent:
         str(parent),
         **planted("""
             import contextlib
-            from runnerd.daemon.cgroup import Leaf
+            from runnerd.daemon.leaf import Leaf
             opened = Leaf.opened
             @contextlib.contextmanager
             def gone(self):
@@ -478,3 +479,33 @@ def test_a_leafs_own_oom_kills(tmp_path: Path) -> None:
     assert leaf.peak_tasks() is None  # no pids controller, or a kernel before 6.1
     (tmp_path / "pids.peak").write_text("7\n")
     assert leaf.peak_tasks() == 7
+
+
+def test_controllers_are_given_where_no_process_is_and_nowhere_else(tmp_path: Path) -> None:
+    """Of one with processes `pids` could be turned on: a threaded root, closed to all below."""
+    folder = tmp_path / "box" / "runnerd"
+    folder.mkdir(parents=True)
+    for each, pids in ((folder.parent, "1\n"), (folder, "")):
+        (each / "cgroup.type").write_text("domain\n")
+        (each / "cgroup.procs").write_text(pids)
+        (each / "cgroup.subtree_control").write_text("")
+    give_controllers_to(folder)
+    assert (folder.parent / "cgroup.subtree_control").read_text() == ""
+    assert (folder / "cgroup.subtree_control").read_text() == "+pids"  # the last of two
+    (folder.parent / "cgroup.type").unlink()  # as the root, which may have both
+    give_controllers_to(folder)
+    assert (folder.parent / "cgroup.subtree_control").read_text() == "+pids"
+
+
+def test_below_a_threaded_cgroup_there_are_no_leaves(start_daemon: Start, parent: Path) -> None:
+    """Nobody may enter a leaf there, and it is found out at boot, not by the first command."""
+    (parent / "threads").mkdir()
+    (parent / "threads" / "cgroup.type").write_text("threaded")
+    daemon = start_daemon("--cgroups", str(parent))
+    with RawClient(daemon.socket_path) as client:
+        info = client.call("daemon.info")
+        assert (info["kill_leaves"], info["memory_leaves"]) == (False, False)
+        pid = client.call("exec.start", exec_id="e", argv=["sleep", "900"])["pid"]
+        assert "runnerd-" not in leaf_of(pid)
+    assert not list(parent.glob("runnerd-*"))
+    assert not log_lines(daemon, "cgroup_leaves_off")

@@ -1,0 +1,168 @@
+"""One cgroup v2: who is in it, what it has counted, how it is killed and removed.
+
+What a command has made in its own counts as its own: a container engine makes some.
+
+Source: Documentation/admin-guide/cgroup-v2.rst, cgroups(7).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import os
+from collections import deque
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Final, NamedTuple
+
+_MADE_MAX: Final = 1024  # cgroups that a command made in its own, looked at in one go
+_LINKS_OF_EMPTY: Final = 2
+_READ_BYTES: Final = 4096
+_SCARCE: Final = frozenset({errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.EAGAIN, errno.EINTR})
+
+
+class Leaf(NamedTuple):
+    """One exec's cgroup.
+
+    Attributes:
+        folder: Where it is.
+        counts: Whether it can say what was killed for memory, or how many there were.
+    """
+
+    folder: Path
+    counts: bool = True
+
+    def pids(self) -> list[int]:
+        """Return the processes in it and in what the command made in it; none where it is gone.
+
+        The dead are not among them, nor is what its owner keeps from being read.
+
+        Raises:
+            OSError: If we cannot look: no descriptor or memory is left.
+        """
+        pids = pids_in(self.folder)
+        for each in _cgroups_in(self.folder):
+            pids += pids_in(each)
+        return pids
+
+    def kill(self) -> None:
+        """Kill everything in it, and what is being forked there meanwhile, where that can be."""
+        with contextlib.suppress(OSError):
+            (self.folder / "cgroup.kill").write_bytes(b"1")
+
+    def oom_kills(self) -> int | None:
+        """Return how many processes in it the kernel has killed for memory, None if not told."""
+        if not self.counts:
+            return None
+        with contextlib.suppress(OSError):
+            for line in (self.folder / "memory.events").read_bytes().splitlines():
+                name, _, count = line.partition(b" ")
+                if name == b"oom_kill":
+                    return int(count)
+        return None
+
+    def cpu_s(self) -> float | None:
+        """Return the CPU seconds used in it, by whoever is dead too; None if not told."""
+        with contextlib.suppress(OSError, ValueError):
+            for line in (self.folder / "cpu.stat").read_bytes().splitlines():
+                name, _, count = line.partition(b" ")
+                if name == b"usage_usec":
+                    return int(count) / 1e6
+        return None
+
+    def peak_tasks(self) -> int | None:
+        """Return how many threads were in it at most, all processes together, None if not told."""
+        if not self.counts:
+            return None
+        with contextlib.suppress(OSError, ValueError):
+            return int((self.folder / "pids.peak").read_bytes())
+        return None
+
+    def remove(self) -> bool:
+        """Remove it with the cgroups made in it; False while something is in it."""
+        if _is_gone_after_rmdir(self.folder):
+            return True
+        try:
+            made = _cgroups_in(self.folder)
+        except OSError:
+            return False
+        for each in reversed(made):  # what was found last lies deepest
+            _is_gone_after_rmdir(each)
+        return bool(made) and _is_gone_after_rmdir(self.folder)
+
+    @contextlib.contextmanager
+    def opened(self) -> Iterator[int]:
+        """Open its folder, which is what a shim is given.
+
+        Raises:
+            OSError: If that is not possible.
+        """
+        fd = os.open(self.folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+        try:
+            yield fd
+        finally:
+            os.close(fd)
+
+
+def pids_in(folder: Path) -> list[int]:
+    """Return the processes in one cgroup, those below it not; none where it cannot be read.
+
+    Raises:
+        OSError: No descriptor or memory is left.
+    """
+    try:
+        return [int(word) for word in _read(f"{folder}/cgroup.procs").split()]
+    except OSError as error:
+        if error.errno in _SCARCE:
+            raise
+        return []
+
+
+def _read(path: str) -> bytes:
+    # Once for each exec, so no more calls than it takes: a file object makes seven.
+    fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+    try:
+        found = b""
+        while data := os.read(fd, _READ_BYTES):
+            found += data
+    finally:
+        os.close(fd)
+    return found
+
+
+def _cgroups_in(folder: Path) -> list[Path]:
+    """Return the cgroups below one, parents first, at most _MADE_MAX of them.
+
+    A container engine makes some, where the command is root or the cgroup is its user's own.
+
+    Raises:
+        OSError: No descriptor or memory is left.
+    """
+    found: list[Path] = []
+    looking = deque([folder])
+    while looking and len(found) < _MADE_MAX:
+        each = looking.popleft()
+        try:
+            # Two links are its own name and its dot, each more is a cgroup in it: most have none,
+            # and nobody's files are read through for that.
+            if each.stat().st_nlink > _LINKS_OF_EMPTY:
+                inside = folders_in(each)
+                found += inside
+                looking += inside
+        except OSError as error:
+            if error.errno in _SCARCE:
+                raise
+    return found
+
+
+def _is_gone_after_rmdir(folder: Path) -> bool:
+    try:
+        folder.rmdir()
+    except OSError as error:
+        return error.errno in (errno.ENOENT, errno.ENODEV)
+    return True
+
+
+def folders_in(folder: Path) -> list[Path]:
+    """Return the cgroups right below one."""
+    return [each for each in folder.iterdir() if each.is_dir()]
