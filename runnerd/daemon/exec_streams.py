@@ -68,6 +68,7 @@ class ExecStreams:
             on_output=self._on_output,
             on_eof=self._on_eof,
             big_pipes=service.big_pipes,
+            rests=service.rests,
         )
         if self._exec.stdin is not None:
             self._stdin = StdinPump(

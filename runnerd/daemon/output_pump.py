@@ -22,6 +22,7 @@ from runnerd.core.flow import chunk_bytes
 
 from .pipes import BigPipes, Streams, bytes_waiting
 from .poller import EPOLLET, EPOLLIN, Owner, Poller, Timer
+from .resting import Rests
 
 _DISCARD_PAUSE_S = 0.05  # 64 KiB each: leftovers write 1.3 MB/s at most, at 20 wake-ups a second
 _READS_MAX = 4  # of one pipe in a turn, while each finds a whole chunk
@@ -42,6 +43,7 @@ class OutputPump:
         on_output: Called after records were added.
         on_eof: Called once both pipes are at EOF.
         big_pipes: Where a bulk stream gets a bigger pipe.
+        rests: When a bulk stream is not to be read.
     """
 
     def __init__(
@@ -55,6 +57,7 @@ class OutputPump:
         on_output: Callable[[], None],
         on_eof: Callable[[], None],
         big_pipes: BigPipes,
+        rests: Rests,
     ) -> None:
         self._exec = its_exec
         self._pipes = pipes
@@ -64,6 +67,8 @@ class OutputPump:
         self._on_output = on_output
         self._on_eof = on_eof
         self._big_pipes = big_pipes
+        self._rests = rests
+        self._is_resting = [False, False]
         self._whole_chunks = [0, 0]
         self._is_big = [False, False]
         self._watching = [False, False]
@@ -117,7 +122,7 @@ class OutputPump:
 
     def _watch(self, stream: Literal[0, 1]) -> None:
         fd = self._pipes.output[stream]
-        if fd is None or self._watching[stream]:
+        if fd is None or self._watching[stream] or self._is_resting[stream]:
             return
         self._watching[stream] = True
         events = EPOLLIN | EPOLLET if self._nobody_has_it else EPOLLIN
@@ -133,6 +138,8 @@ class OutputPump:
         if self._discarding:
             self._discard(stream)
             return
+        if self._whole_chunks[stream] >= _BULK_READS and self._rests_now(stream):
+            return
         if self._may_read():
             for _ in range(_READS_MAX):
                 if self._read(stream) < CHUNK_BYTES or not self._may_read():
@@ -147,6 +154,22 @@ class OutputPump:
             return
         if self.at_eof:
             self._on_eof()
+
+    def _rests_now(self, stream: Literal[0, 1]) -> bool:
+        now_s = time.monotonic()
+        if not self._rests.is_on(now_s):
+            return False
+        self._unwatch(stream)
+        self._is_resting[stream] = True
+        self._rests.rest(now_s, functools.partial(self._rested, stream))
+        return True
+
+    def _rested(self, stream: Literal[0, 1]) -> None:
+        self._is_resting[stream] = False
+        if self._discarding:
+            self._watch(stream)
+        else:
+            self.gate_changed()
 
     def _read_past_gate(self, stream: Literal[0, 1]) -> None:
         self._past_gate[stream] -= self._read(stream, self._past_gate[stream])

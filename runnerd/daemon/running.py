@@ -124,6 +124,7 @@ class Running:
             on_known=self._start_known,
             end_half_made=self.tree.end_half_made,
         )
+        self._rest_until_s = 0.0
         self._clocks: ClockWatch | None = None
         if its_exec.clocks is not None:
             self._clocks = ClockWatch(
@@ -223,6 +224,7 @@ class Running:
         self.streams.make_pumps()
         self._service.observer.started(self.exec)
         self._service.reaper.commands.add(message.pid)
+        self._rest_until_s = self._start().rest_until_s
         self._start().succeeded()
         self.readers.hold_changed()
         self.streams.start_reading()
@@ -261,6 +263,7 @@ class Running:
         if self.exec.status is not None or self.exec.state is State.STARTING:
             return
         self._status = status
+        self._service.rests.over(self._rest_until_s)
         self.tree.read_leaf()
         if self.exec.pid is not None:
             self._service.reaper.commands.discard(self.exec.pid)

@@ -37,6 +37,7 @@ from .pipes import BigPipes
 from .poller import Poller
 from .reaper import Reaper
 from .remembering import Memory
+from .resting import Rests
 from .running import OnStart, Running
 from .shims import ShimPool
 from .spares import Spares
@@ -143,6 +144,7 @@ class Service:
         self.heart = Heart(poller, self)
         self.stdin_totals = StdinTotals(bounds)
         self.big_pipes = BigPipes()
+        self.rests = Rests(poller, self)
         self.version = runnerd.__version__
         self.features = sorted(METHODS)
         self.started_s = time.monotonic()

@@ -38,6 +38,7 @@ class Starting:
     Attributes:
         shim: The shim that has the job.
         pipes: Our ends of the command's streams.
+        rest_until_s: Up to when floods rest for it; see Rests.
     """
 
     def __init__(
@@ -62,6 +63,7 @@ class Starting:
         self._on_known: Callable[[RequestError | None], None] | None = on_known
         self._end_half_made = end_half_made
         self._waiting: list[Callable[[], None]] = []
+        self.rest_until_s = 0.0
 
     def begin(self, launch: Callable[[], None]) -> None:
         """Have the start journaled, and make meanwhile what the command needs; then launch.
@@ -73,6 +75,7 @@ class Starting:
             RequestError: start_failed; `fail` is still to be called.
         """
         journal = self._service.journal
+        self._rest()
         if journal.is_on:
             self._launch = launch
             until_s = time.monotonic() + JOURNAL_WAIT_S
@@ -85,6 +88,9 @@ class Starting:
         if not journal.is_on:
             self._launch = launch
             self._go_on("failed" if journal.exists else "none")
+
+    def _rest(self) -> None:
+        self.rest_until_s = self._service.rests.begin(time.monotonic())
 
     def _journaled(self, is_written: bool) -> None:  # noqa: FBT001 - an answer, not a mode
         if self._launch is not None:
@@ -110,6 +116,7 @@ class Starting:
         """
         now_s = time.monotonic()
         assert self._prepared is not None
+        self._rest()
         self._exec.dequeued(now_s)
         self.shim = shim = self._service.launcher.launch(self._prepared)
         self._prepared = None
