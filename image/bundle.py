@@ -133,9 +133,8 @@ def put_libraries(out: Path, modules: Iterable[Path]) -> str:
         if beside is not None and beside.is_file():
             copy(beside, out / "lib" / name)
     forget_preload(out / "libexec" / "runnerd")
-    return (
-        os.confstr("CS_GNU_LIBC_VERSION") if "CS_GNU_LIBC_VERSION" in os.confstr_names else "musl"
-    )
+    known = "CS_GNU_LIBC_VERSION" in os.confstr_names
+    return (os.confstr("CS_GNU_LIBC_VERSION") if known else None) or "musl"
 
 
 def forget_preload(loader: Path) -> None:
