@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
 BACKENDS: Final = ["blocking", "asyncio", "trio"]
-NUMBERS: Final = b"".join(b"%d\n" % n for n in range(1, 200_001))
+NUMBERS: Final = b"".join(b"%d\n" % n for n in range(1, 600_001))
 
 
 @pytest.fixture(autouse=True)
@@ -71,7 +71,7 @@ def test_a_lost_bridge_is_a_lost_connection(runnerd_daemon: RunnerdProcess, back
     """Killed three times in a stream: it goes on where it stopped."""
     lost: list[StreamLost] = []
     taken = bytearray()
-    kill_at = [100_000, 500_000, 900_000]
+    kill_at = [100_000, 800_000, 1_500_000]  # of 4 MB, so that much is still to come
 
     def take(note: object) -> None:
         assert isinstance(note, OutputNote)
@@ -83,7 +83,7 @@ def test_a_lost_bridge_is_a_lost_connection(runnerd_daemon: RunnerdProcess, back
     async def main() -> None:
         async with (
             asynchronous.connect_command(words(runnerd_daemon), on_lost=lost.append) as client,
-            await client.start(["seq", "200000"]) as handle,
+            await client.start(["seq", "600000"]) as handle,
         ):
             async for note in handle.output(30):
                 take(note)
@@ -92,7 +92,7 @@ def test_a_lost_bridge_is_a_lost_connection(runnerd_daemon: RunnerdProcess, back
 
     if backend == "blocking":
         with connect_command(words(runnerd_daemon), on_lost=lost.append) as client:
-            handle = client.start(["seq", "200000"])
+            handle = client.start(["seq", "600000"])
             for note in handle.output(30):
                 take(note)
             assert handle.exit is not None
