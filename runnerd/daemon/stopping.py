@@ -45,9 +45,7 @@ async def stop(service: Service, listener: Listener) -> None:
     assert cause is not None
     met = service.met_by_stop()
     service.registry.state = "stopping"
-    service.log.info(
-        "stopping", cause=cause_name(cause), code=service.guard.code(), live_execs=len(met)
-    )
+    service.observer.stopping(cause_name(cause), service.guard.code(), len(met))
     listener.socket.close()
     service.pool.close()
     note = StoppingNote(cause=cause_name(cause), deadline_s=STOP_DEADLINE_S)
