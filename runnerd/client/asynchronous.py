@@ -36,7 +36,7 @@ from .async_execs import AsyncExec
 from .async_link import AsyncLink, Bells
 from .errors import ClientError, ClientTimeout
 from .feeding import StdinFeeder
-from .locate import open_socket
+from .locate import find_token, open_socket
 from .requesting import (
     BOTH,
     CALL_TIMEOUT_S,
@@ -64,12 +64,14 @@ T = TypeVar("T", bound=msgspec.Struct)
 
 
 @contextlib.asynccontextmanager
-async def connect(
+async def connect(  # noqa: PLR0913 - all by name
     path: str | os.PathLike[str] | None = None,
     *,
     client: str = f"runnerd.client/{__version__}",
     incarnation: str | None = None,
     fence: int | Literal["current"] | None = None,
+    token: str | None = None,
+    token_file: str | os.PathLike[str] | None = None,
     encoding: Encoding = Encoding.MSGPACK,
     timeout_s: float = 10.0,
     reconnect_s: float = RECONNECT_S,
@@ -82,6 +84,7 @@ async def connect(
 
     Raises:
         ConnectFailed: If no socket is there, nobody listens, or it may not be opened.
+        TokenUnreadable: If the token's file cannot be read.
         RemoteError: If the daemon refused the hello.
         ClientTimeout: If it did not answer in time.
     """
@@ -89,6 +92,7 @@ async def connect(
         client=client,
         incarnation=incarnation,
         fence=fence,
+        token=find_token(token, token_file),
         encoding=encoding,
         reconnect_s=reconnect_s,
         on_lost=on_lost,

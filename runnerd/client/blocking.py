@@ -26,7 +26,7 @@ from .errors import ClientTimeout
 from .execs import Exec
 from .feeding import StdinFeeder
 from .link import Link, deadline
-from .locate import open_socket
+from .locate import find_token, open_socket
 from .requesting import (
     BOTH,
     CALL_TIMEOUT_S,
@@ -58,12 +58,14 @@ __all__ = ["CALL_TIMEOUT_S", "WINDOW_BYTES", "Client", "Completed", "connect"]
 T = TypeVar("T", bound=msgspec.Struct)
 
 
-def connect(
+def connect(  # noqa: PLR0913 - all by name
     path: str | os.PathLike[str] | None = None,
     *,
     client: str = f"runnerd.client/{__version__}",
     incarnation: str | None = None,
     fence: int | Literal["current"] | None = None,
+    token: str | None = None,
+    token_file: str | os.PathLike[str] | None = None,
     encoding: Encoding = Encoding.MSGPACK,
     timeout_s: float = 10.0,
     reconnect_s: float = RECONNECT_S,
@@ -81,6 +83,8 @@ def connect(
         client: Who is calling, for the daemon's log; at most 256 characters.
         incarnation: The daemon start expected; another one refuses before any effect.
         fence: The owner's, said in every hello; see Hello.
+        token: The secret the daemon asks for, see its --token-file.
+        token_file: The file that holds it; where neither is given, $RUNNERD_TOKEN_FILE names it.
         encoding: MessagePack, or JSON for a look at the wire.
         timeout_s: The most to wait for the daemon's hello, in seconds; a connection lost before
             it came is tried for again too.
@@ -90,6 +94,7 @@ def connect(
 
     Raises:
         ConnectFailed: If no socket is there, nobody listens, or it may not be opened.
+        TokenUnreadable: If the token's file cannot be read.
         RemoteError: If the daemon refused the hello.
         ClientTimeout: If it did not answer in time.
     """
@@ -97,6 +102,7 @@ def connect(
         client=client,
         incarnation=incarnation,
         fence=fence,
+        token=find_token(token, token_file),
         encoding=encoding,
         reconnect_s=reconnect_s,
         on_lost=on_lost,

@@ -42,6 +42,7 @@ class Options:
         client: Who is calling, for the daemon's log.
         incarnation: The daemon start expected.
         fence: The owner's, said in every hello.
+        token: The secret the daemon asks for, said in every hello.
         encoding: How messages are written.
         reconnect_s: How long to try for another connection, in seconds; 0 = never.
         on_lost: Called when a connection is lost and another one is going to be tried for.
@@ -53,6 +54,7 @@ class Options:
         client: str,
         incarnation: str | None,
         fence: int | Literal["current"] | None,
+        token: str | None,
         encoding: Encoding,
         reconnect_s: float,
         on_lost: Callable[[StreamLost], None] | None,
@@ -60,6 +62,7 @@ class Options:
         self.client = client
         self.incarnation = incarnation
         self.fence = fence
+        self.token = token
         self.encoding = encoding
         self.reconnect_s = reconnect_s
         self.on_lost = on_lost
@@ -88,6 +91,7 @@ class Wire:
             client=options.client,
             incarnation=options.incarnation,
             fence=options.fence,
+            token=options.token,
             encoding=options.encoding,
         )
         self.router = Router(self._conversation, self.send_some)

@@ -80,6 +80,12 @@ def build_parser(words: Sequence[str]) -> argparse.ArgumentParser:
         help="act as the owner of fence N, which from then on shuts out lower ones; `current` acts "
         "whoever the owner is (default: none, which may only look once there is an owner)",
     )
+    common.add_argument(
+        "--token-file",
+        metavar="FILE",
+        default=argparse.SUPPRESS,
+        help="the file with the token that the daemon asks for (default: $RUNNERD_TOKEN_FILE)",
+    )
     parser = Parser(
         prog="runnerctl",
         description="Run commands through runnerd, and look after them.",

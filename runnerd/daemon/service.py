@@ -44,6 +44,7 @@ from .spares import Spares
 from .spool import Spooler
 from .spool_file import SpoolPlace
 from .stdin_pump import StdinTotals
+from .tokens import Token
 
 if TYPE_CHECKING:
     from .connection import Connection
@@ -69,6 +70,7 @@ class Service:
         oom_counter: The cgroup's counter.
         oom_order: What was found about it at boot.
         memory: What earlier incarnations left, and where this one may leave something.
+        token: What every hello must carry; None = nothing.
 
     Attributes:
         running: Every exec that is live or kept, by id.
@@ -100,6 +102,7 @@ class Service:
         all_children_ours: bool,
         warnings: list[str],
         memory: Memory,
+        token: Token | None,
     ) -> None:
         self.bounds = bounds
         self.log = log
@@ -145,6 +148,7 @@ class Service:
         self.stdin_totals = StdinTotals(bounds)
         self.big_pipes = BigPipes()
         self.rests = Rests(poller, self)
+        self.token = token
         self.version = runnerd.__version__
         self.features = sorted(METHODS)
         self.started_s = time.monotonic()
