@@ -16,6 +16,7 @@ from pathlib import Path
 import trio
 
 from . import boot
+from .admission import MemoryGauge
 from .cgroup import Leaves
 from .guard import Guard, cause_name
 from .last_words import EXECS_LISTED, LastWords, read_last_words, write_last_words
@@ -119,6 +120,7 @@ def _assemble(options: Options, guard: Guard, listener: Listener, log: Log) -> S
         reaper=Reaper(pool, log, poller, when_open=guard.hold),
         oom_counter=OomCounter(cgroup),
         oom_order=order,
+        memory_gauge=MemoryGauge(cgroup, options.bounds.admit_memory_percent),
         socket_path=listener.path,
         is_subreaper=is_subreaper,
         all_children_ours=all_children_ours,
