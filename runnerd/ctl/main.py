@@ -34,6 +34,7 @@ COMMANDS: Final = {
     "metrics": ("metrics", "print the daemon's metrics"),
     "drain": ("drain", "let the daemon take no new work"),
     "undrain": ("drain", "let the daemon take new work again"),
+    "bridge": ("bridge", "pass a connection to the daemon through, on standard input and output"),
     "stop": ("stop", "end every exec and the daemon"),
     "schema": ("schema", "print the JSON Schema of every message"),
 }

@@ -22,6 +22,7 @@ EX_CONFIG: Final = 78
 _NOFILE_RESERVED: Final = 128
 _FDS_OF_AN_EXEC: Final = 6
 _LIVE_EXECS_MIN: Final = 8
+_PERCENT_MAX: Final = 100
 
 
 class ConfigError(Exception):
@@ -293,7 +294,10 @@ def _bounds(given: argparse.Namespace) -> Bounds:
         value = getattr(given, field.name)
         if value is None:
             continue
-        if not value > 0:
+        if field.name == "admit_memory_percent":
+            if not 0 <= value <= _PERCENT_MAX:
+                raise ConfigError(f"--admit-memory-percent: {value} is not 0 to {_PERCENT_MAX}")
+        elif not value > 0:
             raise ConfigError(f"--{field.name.replace('_', '-')}: {value} is not above 0")
         asked[field.name] = value
     hard = resource.getrlimit(resource.RLIMIT_NOFILE)[1]

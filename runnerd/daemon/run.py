@@ -17,6 +17,7 @@ import trio
 
 from . import boot
 from .access import Allowed, find_overflow_uid
+from .admission import MemoryGauge
 from .cgroup import Leaves
 from .guard import Guard, cause_name
 from .last_words import EXECS_LISTED, LastWords, read_last_words, write_last_words
@@ -125,6 +126,7 @@ def _assemble(
         reaper=Reaper(pool, log, poller, when_open=guard.hold),
         oom_counter=OomCounter(cgroup),
         oom_order=order,
+        memory_gauge=MemoryGauge(cgroup, options.bounds.admit_memory_percent),
         socket_path=listener.path,
         is_subreaper=is_subreaper,
         all_children_ours=all_children_ours,

@@ -92,7 +92,9 @@ class Server:
             peer = peer_of(sock)
             refusal = self._refusal(sock, peer)
         except OSError as error:  # no descriptor left to look with: nobody gets in unseen
-            refusal = RequestError("busy", f"cannot look at the peer: {error.strerror}")
+            refusal = RequestError(
+                "busy", f"cannot look at the peer: {error.strerror}", retry_after_s=1.0
+            )
         except Exception as error:  # noqa: BLE001 - stray: what this one peer is made of
             service.stray(error, "access")
             refusal = RequestError("internal", "the peer could not be looked at")

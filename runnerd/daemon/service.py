@@ -22,6 +22,7 @@ from runnerd.protocol.answers import OomOrder
 from runnerd.protocol.errors import RequestError
 from runnerd.protocol.requests import METHODS, ExecStart
 
+from .admission import MemoryGauge
 from .cgroup import Leaves
 from .counters import Counters
 from .fencing import Fencing
@@ -69,6 +70,7 @@ class Service:
         reaper: Waits.
         oom_counter: The cgroup's counter.
         oom_order: What was found about it at boot.
+        memory_gauge: What is in use of its limit.
         memory: What earlier incarnations left, and where this one may leave something.
         token: What every hello must carry; None = nothing.
 
@@ -97,6 +99,7 @@ class Service:
         reaper: Reaper,
         oom_counter: OomCounter,
         oom_order: OomOrder,
+        memory_gauge: MemoryGauge,
         socket_path: str,
         is_subreaper: bool,
         all_children_ours: bool,
@@ -114,6 +117,7 @@ class Service:
         self.launcher = launcher
         self.reaper = reaper
         self.oom_order = oom_order
+        self.memory_gauge = memory_gauge
         self.socket_path = socket_path
         self.is_subreaper = is_subreaper
         self.all_children_ours = all_children_ours
@@ -196,6 +200,7 @@ class Service:
             now_s=now_s,
             wall_s=time.time(),
             oom_kills=self.oom_kills(),
+            memory=self.memory_gauge.use(now_s),
         )
         running = Running(self, accepted, params, on_start)
         self.running[accepted.exec_id] = running

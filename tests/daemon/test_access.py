@@ -509,7 +509,7 @@ def test_a_full_house_says_busy(start_daemon: Start) -> None:
     with RawClient(daemon.socket_path), RawClient(daemon.socket_path):
         error = refusal(daemon.socket_path)
         assert error["data"]["kind"] == "busy"
-        assert error["data"]["retryable"] is True
+        assert (error["data"]["retryable"], error["data"]["retry_after_s"]) == (True, 1.0)
     wait_for(lambda: connects(daemon))
 
 
