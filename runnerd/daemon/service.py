@@ -47,6 +47,7 @@ from .spares import Spares
 from .spool import Spooler
 from .spool_file import SpoolPlace
 from .stdin_pump import StdinTotals
+from .tokens import Token
 
 if TYPE_CHECKING:
     from .connection import Connection
@@ -74,6 +75,7 @@ class Service:
         memory_gauge: What is in use of its limit.
         pressure: Where memory pressure is read.
         memory: What earlier incarnations left, and where this one may leave something.
+        token: What every hello must carry; None = nothing.
 
     Attributes:
         running: Every exec that is live or kept, by id.
@@ -108,6 +110,7 @@ class Service:
         all_children_ours: bool,
         warnings: list[str],
         memory: Memory,
+        token: Token | None,
     ) -> None:
         self.bounds = bounds
         self.log = log
@@ -161,6 +164,7 @@ class Service:
         self.stdin_totals = StdinTotals(bounds)
         self.big_pipes = BigPipes()
         self.rests = Rests(poller, self)
+        self.token = token
         self.version = runnerd.__version__
         self.features = sorted(METHODS)
         self.started_s = time.monotonic()
