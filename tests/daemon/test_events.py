@@ -177,6 +177,10 @@ def test_memory_pressure_is_told_once_a_change_and_to_who_comes_later(
         low = wait_kind(second, "memory_pressure")
         assert (low["level"], low["some_percent"]) == ("normal", 1.0)
         wait_for(lambda: len(events(first)) == 2)
+        for client in (first, second):
+            client.call("exec.detach", subscription=1)
+        press(30)
+        assert first.call("events.subscribe")["pressure"] == "high"  # looked at then, not later
         (tmp_path / "memory").unlink()
         first.call("daemon.drain")
         wait_kind(first, "draining")  # a file that went is no event and no failure
