@@ -105,9 +105,8 @@ class Observer:
         self._log.info("serving_again", connection=connection)
         self._events.put("serving_again")
 
-    def stopping(self, cause: str, code: int, live_execs: int) -> None:
-        """The stop has begun."""
-        self._log.info("stopping", cause=cause, code=code, live_execs=live_execs)
+    def stopping(self, cause: str) -> None:
+        """The stop has begun; stopping.py logs it, with who began it."""
         self._events.put("stopping", cause=cause)
 
     def owner_changed(self, fence: int, owner: str | None = None) -> None:
