@@ -17,6 +17,7 @@ Everything is copied from what runs this: the same versions that were tested. No
 from __future__ import annotations
 
 import argparse
+import importlib.util
 import json
 import os
 import platform
@@ -48,33 +49,37 @@ _PRELOAD: Final = b"/etc/ld.so.preload\0"
 _NO_PRELOAD: Final = b"/dev/null/preload0\0"
 
 
+def put_modules(modules_folder: Path, modules: Iterable[tuple[Path, str]]) -> None:
+    """Compile sources, and copy compiled modules, below lib/pythonX.Y."""
+    work = []
+    for source, place in modules:
+        target = modules_folder / place
+        if source.suffix != ".py":
+            copy(source, target)
+            continue
+        if place.startswith("runnerd/"):  # for the lines in a traceback, and whoever reads them
+            copy(source, target)
+            compiled = Path(importlib.util.cache_from_source(str(target)))
+        else:
+            compiled = target.with_suffix(".pyc")
+        work.append((source, compiled, f"{PLACE}/lib/{modules_folder.name}/{place}"))
+    with ProcessPoolExecutor(max_workers=os.cpu_count()) as pool:
+        for _ in pool.map(compile_one, work, chunksize=16):
+            pass
+
+
 def compile_one(work: tuple[Path, Path, str]) -> None:
-    """Compile one source to a .pyc that stands for it, without a look at any source."""
-    source, target, shown = work
-    target.parent.mkdir(parents=True, exist_ok=True)
+    """Compile one source so that no source is looked at when it is imported."""
+    source, compiled, shown = work
+    compiled.parent.mkdir(parents=True, exist_ok=True)
     py_compile.compile(
         str(source),
-        str(target),
+        str(compiled),
         dfile=shown,
         doraise=True,
         optimize=0,  # asserts stay on
         invalidation_mode=py_compile.PycInvalidationMode.UNCHECKED_HASH,
     )
-
-
-def put_modules(library: Path, modules: Iterable[tuple[Path, str]]) -> None:
-    """Compile sources, and copy compiled modules, below lib/pythonX.Y."""
-    work = []
-    for source, place in modules:
-        target = library / place
-        if source.suffix == ".py":
-            shown = f"{PLACE}/lib/{library.name}/{place}"
-            work.append((source, target.with_suffix(".pyc"), shown))
-        else:
-            copy(source, target)
-    with ProcessPoolExecutor(max_workers=os.cpu_count()) as pool:
-        for _ in pool.map(compile_one, work, chunksize=16):
-            pass
 
 
 def copy(source: Path, target: Path) -> None:

@@ -16,6 +16,7 @@ from runnerd.protocol.answers import (
     OutputNote,
 )
 from runnerd.protocol.requests import (
+    EventsSubscribe,
     Params,
 )
 
@@ -49,11 +50,12 @@ if TYPE_CHECKING:
 
     from .conversation import Occurrence
     from .requesting import StartFields, Stream
+    from .watches import Watch
     from .wire import OptionFields
 
 __all__ = ["CALL_TIMEOUT_S", "WINDOW_BYTES", "Client", "Completed", "connect", "connect_command"]
 
-T = TypeVar("T", bound=msgspec.Struct)
+H = TypeVar("H")
 
 
 def connect(
@@ -77,6 +79,8 @@ def connect(
             client: Who is calling, for the daemon's log; at most 256 characters.
             incarnation: The daemon start expected; another one refuses before any effect.
             fence: The owner's, said in every hello; see Hello.
+            token: The secret the daemon asks for, see its --token-file.
+            token_file: The file that holds it; with neither, $RUNNERD_TOKEN_FILE names it.
             encoding: MessagePack, or JSON for a look at the wire.
             reconnect_s: How long to try for another connection once one is lost, in seconds,
                 before StreamLost is raised, 60 if not given; 0 = not at all. Where nobody
@@ -85,10 +89,12 @@ def connect(
 
     Raises:
         ConnectFailed: If no socket is there, nobody listens, or it may not be opened.
+        TokenUnreadable: If the token's file cannot be read.
         RemoteError: If the daemon refused the hello.
         ClientTimeout: If it did not answer in time.
     """
-    return _greeted(Link(*SocketWay.open(path, timeout_s), Options(**options)), timeout_s)
+    chosen = Options(**options)
+    return _greeted(Link(*SocketWay.open(path, timeout_s), chosen), timeout_s)
 
 
 def connect_command(
@@ -109,12 +115,14 @@ def connect_command(
     Raises:
         ConnectFailed: If it cannot be started, or ends without a byte; with what it said on
             standard error.
+        TokenUnreadable: If the token's file cannot be read.
         RemoteError: If the daemon refused the hello.
         ClientTimeout: If it did not answer in time.
     """
     from .command import CommandWay  # noqa: PLC0415  # subprocess is a third of an import of us
 
-    return _greeted(Link(*CommandWay.open(command), Options(**options)), timeout_s)
+    chosen = Options(**options)
+    return _greeted(Link(*CommandWay.open(command), chosen), timeout_s)
 
 
 def _greeted(link: Link, timeout_s: float) -> Client:
@@ -343,6 +351,23 @@ class Client:
         request_id = self._router.request(method, params, replies.append)
         return self._answer(request_id, method, replies, timeout_s)
 
+    def events(self, *, timeout_s: float | None = CALL_TIMEOUT_S) -> Watch:
+        """Watch what happens in the daemon from now on: `for event in client.events()`.
+
+        Args:
+            timeout_s: The most to wait for the answer, in seconds.
+
+        Raises:
+            RemoteError: busy, where there are too many subscriptions.
+            ClientTimeout: If no answer came in time.
+        """
+        # Not part of what every command line pays for.
+        from .watches import Watch  # noqa: PLC0415
+
+        return self._follow(
+            "events.subscribe", EventsSubscribe(), lambda made: Watch(self._link, made), timeout_s
+        )
+
     # Requests with one answer: asking.py has what each does
 
     wait = blocking(Requests.wait)
@@ -408,11 +433,11 @@ class Client:
         self,
         method: str,
         params: Params,
-        opened: Callable[[msgspec.Struct], Exec],
+        opened: Callable[[msgspec.Struct], H],
         timeout_s: float | None,
-    ) -> Exec:
+    ) -> H:
         replies: list[Answer | Failure] = []
-        handles: list[Exec] = []
+        handles: list[H] = []
 
         def taken(reply: Answer | Failure) -> None:
             # The handle is made while the answer is handed out and not after: its first records

@@ -1,4 +1,4 @@
-"""Where the daemon's socket is, what it means when it cannot be opened, and the way by it."""
+"""Where the daemon's socket and its token are, what it means when they cannot be had, the way."""
 
 from __future__ import annotations
 
@@ -6,12 +6,16 @@ import os
 import socket
 from typing import TYPE_CHECKING, Final, Protocol
 
-from .errors import ConnectFailed
+from runnerd.protocol.requests import TOKEN_CHARS_MAX
+
+from .errors import ConnectFailed, TokenUnreadable
 
 if TYPE_CHECKING:
     from typing import Self
 
+_TOKEN_READ_BYTES: Final = TOKEN_CHARS_MAX + 3  # with a line's end
 SOCKET_VARIABLE: Final = "RUNNERD_SOCKET"
+TOKEN_VARIABLE: Final = "RUNNERD_TOKEN_FILE"  # noqa: S105 - names the file alone
 SYSTEM_SOCKET: Final = "/run/runnerd/runnerd.sock"
 
 
@@ -111,6 +115,33 @@ def open_socket(path: str | os.PathLike[str] | None, timeout_s: float) -> tuple[
     # Absolute: the next one is opened there too, wherever the program has gone meanwhile. Links
     # are left as they are: what a link leads to may change.
     return connection, os.path.abspath(chosen)  # noqa: PTH100
+
+
+def find_token(token: str | None, path: str | os.PathLike[str] | None) -> str | None:
+    """Return the token to say hello with, or None where none was given.
+
+    Args:
+        token: The token itself.
+        path: The file that holds it, without its trailing newline; by default what
+            $RUNNERD_TOKEN_FILE names.
+
+    Raises:
+        TokenUnreadable: If there is no token in the file, or it cannot be read.
+    """
+    if token is not None:
+        return token
+    named = os.fspath(path) if path is not None else os.environ.get(TOKEN_VARIABLE)
+    if not named:
+        return None
+    try:
+        with open(named, "rb") as file:  # noqa: PTH123 - pathlib would cost runnerctl its import
+            held = file.read(_TOKEN_READ_BYTES).rstrip(b"\r\n")
+    except OSError as error:
+        reason = (error.strerror or str(error)).lower()
+        raise TokenUnreadable(f"cannot read the token in '{named}': {reason}") from error
+    if not held or len(held) > TOKEN_CHARS_MAX or not held.isascii():
+        raise TokenUnreadable(f"there is no token in '{named}'")
+    return held.decode("ascii")
 
 
 def reopen_socket(path: str) -> socket.socket:

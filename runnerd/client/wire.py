@@ -15,6 +15,7 @@ from runnerd import __version__
 from runnerd.protocol.framing import Encoding
 
 from .conversation import Conversation
+from .locate import find_token
 from .repeating import Patience
 from .routing import Router
 
@@ -47,13 +48,19 @@ class OptionFields(TypedDict, total=False):
     client: str
     incarnation: str | None
     fence: int | Literal["current"] | None
+    token: str | None
+    token_file: str | os.PathLike[str] | None
     encoding: Encoding
     reconnect_s: float
     on_lost: Callable[[StreamLost], None] | None
 
 
 class Options:
-    """How a client behaves over its connections; see blocking.connect for each."""
+    """How a client behaves over its connections; see blocking.connect for each.
+
+    Raises:
+        TokenUnreadable: If the token's file cannot be read.
+    """
 
     def __init__(
         self,
@@ -61,6 +68,8 @@ class Options:
         client: str = f"runnerd.client/{__version__}",
         incarnation: str | None = None,
         fence: int | Literal["current"] | None = None,
+        token: str | None = None,
+        token_file: str | os.PathLike[str] | None = None,
         encoding: Encoding = Encoding.MSGPACK,
         reconnect_s: float = RECONNECT_S,
         on_lost: Callable[[StreamLost], None] | None = None,
@@ -68,6 +77,7 @@ class Options:
         self.client = client
         self.incarnation = incarnation
         self.fence = fence
+        self.token = find_token(token, token_file)
         self.encoding = encoding
         self.reconnect_s = reconnect_s
         self.on_lost = on_lost
@@ -96,6 +106,7 @@ class Wire:
             client=options.client,
             incarnation=options.incarnation,
             fence=options.fence,
+            token=options.token,
             encoding=options.encoding,
         )
         self.router = Router(self._conversation, self.send_some)

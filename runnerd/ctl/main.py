@@ -30,6 +30,7 @@ COMMANDS: Final = {
     "inspect": ("inspect", "show all that is known of an exec"),
     "forget": ("forget", "let go of a finished exec's output"),
     "env": ("env", "set and unset variables of later commands"),
+    "events": ("events", "watch what happens"),
     "info": ("info", "describe the daemon"),
     "metrics": ("metrics", "print the daemon's metrics"),
     "drain": ("drain", "let the daemon take no new work"),
@@ -80,6 +81,12 @@ def build_parser(words: Sequence[str]) -> argparse.ArgumentParser:
         default=argparse.SUPPRESS,
         help="act as the owner of fence N, which from then on shuts out lower ones; `current` acts "
         "whoever the owner is (default: none, which may only look once there is an owner)",
+    )
+    common.add_argument(
+        "--token-file",
+        metavar="FILE",
+        default=argparse.SUPPRESS,
+        help="the file with the token that the daemon asks for (default: $RUNNERD_TOKEN_FILE)",
     )
     parser = Parser(
         prog="runnerctl",

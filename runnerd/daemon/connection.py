@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Final
 import msgspec
 import trio
 
+from runnerd.core.events import EventReader
 from runnerd.core.flow import Subscription
 from runnerd.protocol.answers import StoppingNote
 from runnerd.protocol.codec import Codec, RequestId
@@ -34,6 +35,7 @@ if TYPE_CHECKING:
 
 _READ_BYTES: Final = 64 * 1024
 _TURN_S: Final = 0.002
+_WRONG_TOKENS_MAX: Final = 3
 
 
 class Connection:
@@ -73,6 +75,7 @@ class Connection:
         self._closing = False
         self._has_frames = False
         self._held: trio.Event | None = None
+        self._wrong_tokens = 0
         self._scope = trio.CancelScope()
 
     # ------------------------------------------------------------------ life
@@ -234,6 +237,12 @@ class Connection:
         """Answer a request that a stray failure met."""
         self.fail(request_id, RequestError("internal", "the request failed inside runnerd"))
 
+    def count_wrong_token(self) -> None:
+        """A hello was refused for its token; after a few nothing more is read from this peer."""
+        self._wrong_tokens += 1
+        if self._wrong_tokens >= _WRONG_TOKENS_MAX:
+            self._closing = True  # the refusal itself is still written, see serve()
+
     def note_stopping(self, note: StoppingNote) -> None:
         """Tell an open connection that the daemon stops."""
         if self.is_open and self._codec is not None:
@@ -271,6 +280,17 @@ class Connection:
         self._outgoing.open(subscription, running)
         running.readers.add(subscription, self, generation)
         return subscription
+
+    def subscribe_events(self) -> EventReader:
+        """Subscribe to events; its answer must be sent before the writer's next turn.
+
+        Raises:
+            RequestError: busy at the limit of subscriptions.
+        """
+        self.check_room()
+        number = self._next_subscription
+        self._next_subscription += 1
+        return self._outgoing.open_events(number)
 
     def check_room(self) -> None:
         """Refuse one more subscription where there is no room for it.
@@ -319,6 +339,8 @@ class Connection:
 
     def unsubscribe(self, number: int) -> None:
         """Close one, on purpose."""
+        if self._outgoing.end_events(number):
+            return
         subscription, running = self.subscription(number)
         self._outgoing.end(subscription)
         running.readers.remove(subscription, lost=False)

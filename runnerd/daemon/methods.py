@@ -72,10 +72,10 @@ def dispatch(service: Service, connection: Connection, codec: Codec, request: Re
         RequestError: What its answer says; nothing was changed.
     """
     kind = METHODS.get(request.method)
+    if not connection.is_open and request.method != "hello" and (kind or service.token):
+        raise RequestError("hello_required", f"send hello before {request.method[:64]}")
     if kind is None:
         raise RequestError("method_unknown", f"there is no method '{request.method[:64]}'")
-    if not connection.is_open and request.method != "hello":
-        raise RequestError("hello_required", f"send hello before {request.method}")
     params = codec.params(request.params, kind)
     if request.id is None and request.method != "exec.ack":
         raise RequestError("invalid_request", "only exec.ack may be sent without an id")
@@ -95,7 +95,35 @@ def _serve(call: Call, params: Params) -> None:
     handler()
 
 
+def _check_token(call: Call, params: Hello) -> None:
+    """Gate 3, before a hello tells anything or has any effect.
+
+    Raises:
+        RequestError: unauthorized.
+    """
+    service, connection = call.service, call.connection
+    if service.token is None or service.token.matches(params.token):
+        return
+    what = "missing" if params.token is None else "wrong"
+    service.counters.tokens_refused[what] += 1
+    service.log.warning(
+        "token_refused",
+        connection=connection.number,
+        what=what,
+        pid=connection.peer.pid,
+        uid=connection.peer.uid,
+        total=service.counters.tokens_refused.total(),
+    )
+    connection.count_wrong_token()
+    raise RequestError(
+        "unauthorized",
+        "this daemon asks for a token" if params.token is None else "the token is not this one's",
+        hint="say hello with the token that the daemon was given, see runnerctl --token-file",
+    )
+
+
 def _hello(call: Call, params: Hello) -> None:
+    _check_token(call, params)
     service = call.service
     spoken = [version for version in params.protocol if version in PROTOCOL_VERSIONS]
     if not spoken:
@@ -316,6 +344,11 @@ def _env_set(call: Call, params: EnvSet) -> None:
     )
 
 
+def _events(call: Call, _params: NoParams) -> None:
+    reader = call.connection.subscribe_events()
+    call.answer(call.service.events.answer(reader, call.service.registry.state))
+
+
 def _info(call: Call, _params: NoParams) -> None:
     call.answer(daemon_info(call.service))
 
@@ -327,7 +360,7 @@ def _metrics(call: Call, params: DaemonMetrics) -> None:
 def _drain(call: Call, _params: NoParams) -> None:
     if call.service.registry.state == "serving":
         call.service.registry.state = "draining"
-        call.service.log.info("draining", connection=call.connection.number)
+        call.service.observer.draining(call.connection.number)
     call.answer(Empty())
 
 
@@ -337,7 +370,7 @@ def _undrain(call: Call, _params: NoParams) -> None:
         raise RequestError("stopping", "the daemon is stopping")
     if registry.state == "draining":
         registry.state = "serving"
-        call.service.log.info("serving_again", connection=call.connection.number)
+        call.service.observer.serving_again(call.connection.number)
     call.answer(Empty())
 
 
@@ -363,6 +396,7 @@ HANDLERS: Final[dict[str, Callable[[Call, Any], None]]] = {
     "exec.list": _list,
     "exec.forget": _forget,
     "env.set": _env_set,
+    "events.subscribe": _events,
     "daemon.info": _info,
     "daemon.metrics": _metrics,
     "daemon.drain": _drain,

@@ -38,6 +38,7 @@ class Line:
             client="me",
             incarnation=None,
             fence=None,
+            token=None,
             encoding=Encoding.MSGPACK,
             reconnect_s=60.0,
             on_lost=self.lost.append,
