@@ -7,6 +7,7 @@ import sys
 import textwrap
 from typing import TYPE_CHECKING, Final
 
+from tests.bundles import built_bundle
 from tests.harness import REPOSITORY
 
 from .images import BUNDLE
@@ -14,7 +15,8 @@ from .images import BUNDLE
 if TYPE_CHECKING:
     from pathlib import Path
 
-_MODULE: Final = "runnerd/daemon/run"
+_FOLDER: Final = "runnerd/daemon"
+_COMPILED: Final = f"__pycache__/run.{sys.implementation.cache_tag}.pyc"
 _LIBRARY: Final = f"{BUNDLE}/lib/python{sys.version_info.major}.{sys.version_info.minor}"
 
 
@@ -26,7 +28,7 @@ def planted(code: str, folder: Path) -> list[str]:
         folder: For the module.
     """
     source, compiled = folder / "run.py", folder / "run.pyc"
-    text = (REPOSITORY / f"{_MODULE}.py").read_text()
+    text = (REPOSITORY / _FOLDER / "run.py").read_text()
     source.write_text(f"{text}\n{textwrap.dedent(code)}")
     py_compile.compile(
         str(source),
@@ -35,4 +37,5 @@ def planted(code: str, folder: Path) -> list[str]:
         invalidation_mode=py_compile.PycInvalidationMode.UNCHECKED_HASH,
     )
     compiled.chmod(0o644)
-    return ["--volume", f"{compiled}:{_LIBRARY}/{_MODULE}.pyc:ro"]
+    assert (built_bundle() / _LIBRARY.removeprefix(f"{BUNDLE}/") / _FOLDER / _COMPILED).exists()
+    return ["--volume", f"{compiled}:{_LIBRARY}/{_FOLDER}/{_COMPILED}:ro"]
