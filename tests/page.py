@@ -179,6 +179,7 @@ _REQUESTS: Final = {
 }
 _PARTS: Final[tuple[type[msgspec.Struct], ...]] = (
     *dict.fromkeys(each for each in answers.ANSWERS.values() if each.__struct_fields__),
+    answers.Trouble,
     answers.Limits,
     answers.StreamCount,
     answers.Oom,

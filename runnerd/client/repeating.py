@@ -62,6 +62,7 @@ REPEATS: Final = {
     "exec.forget": Repeat.ALWAYS,
     "env.set": Repeat.ALWAYS,  # likewise
     "daemon.info": Repeat.ALWAYS,
+    "daemon.health": Repeat.ALWAYS,
     "daemon.metrics": Repeat.ALWAYS,
     "daemon.drain": Repeat.ALWAYS,  # a state, not a step
     "daemon.undrain": Repeat.ALWAYS,

@@ -28,6 +28,7 @@ CHANGES: Final[dict[str, bool]] = {
     "exec.forget": True,
     "env.set": True,
     "daemon.info": False,
+    "daemon.health": False,
     "daemon.metrics": False,
     "daemon.drain": True,
     "daemon.undrain": True,

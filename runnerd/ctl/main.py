@@ -31,6 +31,7 @@ COMMANDS: Final = {
     "forget": ("forget", "let go of a finished exec's output"),
     "env": ("env", "set and unset variables of later commands"),
     "info": ("info", "describe the daemon"),
+    "health": ("health", "say whether the daemon is well"),
     "metrics": ("metrics", "print the daemon's metrics"),
     "drain": ("drain", "let the daemon take no new work"),
     "undrain": ("drain", "let the daemon take new work again"),

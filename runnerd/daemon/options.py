@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import os
 import resource
+import socket
 import sys
 from collections.abc import Mapping
 from typing import Final, Literal, NoReturn
@@ -22,6 +23,9 @@ EX_CONFIG: Final = 78
 _NOFILE_RESERVED: Final = 128
 _FDS_OF_AN_EXEC: Final = 6
 _LIVE_EXECS_MIN: Final = 8
+_IPV4_LOOPBACK: Final = 127  # 127.0.0.0/8, RFC 1122, 3.2.1.3
+_IPV6_LOOPBACK: Final = bytes(15) + b"\1"
+_PORT_MAX: Final = 65535
 
 
 class ConfigError(Exception):
@@ -44,6 +48,7 @@ class Options(msgspec.Struct, kw_only=True):
         oom_score: lower (as far as the kernel lets us) or keep.
         raise_oom_score: Whether commands get 900.
         cgroups: Where execs get a cgroup of their own: auto, off, or a folder.
+        metrics_listen: A loopback address and port to serve metrics at, or None.
         log_level: The least level logged.
         shim: The shim's binary.
         bounds: The limits in force.
@@ -62,6 +67,7 @@ class Options(msgspec.Struct, kw_only=True):
     oom_score: str
     raise_oom_score: bool
     cgroups: str
+    metrics_listen: tuple[str, int] | None
     log_level: Level
     shim: str
     bounds: Bounds
@@ -144,6 +150,9 @@ def _parser(shim: str) -> _Parser:
     add("--cgroups", metavar="WHERE", default="auto",
         help="a cgroup v2 for each exec: auto (below our own, where that can be written), off, or "
         "the folder of a cgroup to make them in; default: auto")  # fmt: skip
+    add("--metrics-listen", metavar="HOST:PORT",
+        help="serve the metrics by HTTP at /metrics too, on a loopback address; port 0 is any free "
+        "one, named in the log; default: not")  # fmt: skip
     add("--log-level", choices=LEVELS, default="info", help="default: %(default)s")
     add("--shim", metavar="PATH", default=shim, help="default: the one in this package")
     limits = serve.add_argument_group("limits")
@@ -211,10 +220,36 @@ def _options(given: argparse.Namespace) -> Options:
         oom_score=given.oom_score,
         raise_oom_score=given.command_oom_score == "raise",
         cgroups=given.cgroups,
+        metrics_listen=_loopback(given.metrics_listen),
         log_level=given.log_level,
         shim=os.path.abspath(given.shim),
         bounds=_bounds(given),
     )
+
+
+def _loopback(text: str | None) -> tuple[str, int] | None:
+    """Take apart an address that only this machine can reach; no name is looked up.
+
+    Raises:
+        ConfigError: If it is none.
+    """
+    if text is None:
+        return None
+    host, _, port = text.rpartition(":")
+    host = "127.0.0.1" if host == "localhost" else host
+    bare = host.removeprefix("[").removesuffix("]")
+    try:
+        if bare != host:
+            is_loopback = socket.inet_pton(socket.AF_INET6, bare) == _IPV6_LOOPBACK
+        else:
+            is_loopback = socket.inet_pton(socket.AF_INET, host)[0] == _IPV4_LOOPBACK
+    except OSError as error:
+        raise ConfigError(f"--metrics-listen: '{text}' is no ADDRESS:PORT") from error
+    if not is_loopback:
+        raise ConfigError(f"--metrics-listen: {host} is no loopback address: others could reach it")
+    if not (port.isascii() and port.isdigit() and int(port) <= _PORT_MAX):
+        raise ConfigError(f"--metrics-listen: '{port}' is no port")
+    return bare, int(port)
 
 
 def default_socket() -> str:
