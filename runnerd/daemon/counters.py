@@ -69,6 +69,7 @@ class Counters:
         self.accept_failures = 0
         self.signals_refused = 0
         self.socket_rebinds = 0
+        self.tokens_refused: Counter[str] = Counter()
         self.start_duration = Histogram()
         self.first_byte = Histogram()
         self.exec_duration = Histogram()

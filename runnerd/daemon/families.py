@@ -212,6 +212,12 @@ def daemon_families(the: Service) -> Iterator[Family]:
         "How often the journal failed.",
         the.journal.failures,
     )
+    yield Labelled(
+        "runnerd_tokens_refused",
+        "Hellos without the token, or with another one.",
+        "what",
+        the.counters.tokens_refused,
+    )
     yield Number(
         "runnerd_signals_refused",
         "Stop signals sent by the daemon's own descendants, not obeyed.",

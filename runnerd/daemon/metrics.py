@@ -14,7 +14,6 @@ from runnerd.protocol.answers import MetricsAnswer
 
 from .counters import DURATION_BUCKETS_S
 from .families import Durations, Family, Labelled, Number, daemon_families, exec_families
-from .pressure import memory_pressure
 
 if TYPE_CHECKING:
     from prometheus_client.core import Metric
@@ -104,23 +103,24 @@ class _Collector:
 
     def _memory_pressure(self) -> Iterator[Metric]:
         """Pressure where the kernel counts it, and nothing where it does not: 0 would be a lie."""
-        stalled = memory_pressure(self._service.cgroup)
-        if stalled is None:
+        found = self._service.pressure.read()
+        if found is None:
             return
         yield self._number(
             "runnerd_memory_pressure_waiting_seconds",
             "Time in which at least one process stood still for want of memory.",
-            stalled.some_s,
+            found.some.total_s,
         )
-        yield self._number(
-            "runnerd_memory_pressure_stalled_seconds",
-            "Time in which all processes stood still for want of memory.",
-            stalled.full_s,
-        )
+        if found.full is not None:
+            yield self._number(
+                "runnerd_memory_pressure_stalled_seconds",
+                "Time in which all processes stood still for want of memory.",
+                found.full.total_s,
+            )
         yield self._info(
             "runnerd_memory_pressure_info",
             "Whose pressure it is: the daemon's cgroup's, or the whole system's.",
-            source=stalled.source,
+            source=str(self._service.pressure.source),
         )
 
     def _facts(self) -> Iterator[Metric]:

@@ -22,6 +22,7 @@ from runnerd.protocol.answers import OomOrder
 from runnerd.protocol.errors import RequestError
 from runnerd.protocol.requests import METHODS, ExecStart
 
+from .admission import MemoryGauge
 from .cgroup import Leaves
 from .counters import Counters
 from .fencing import Fencing
@@ -32,10 +33,11 @@ from .journal import Journal
 from .launcher import Launcher
 from .listening import Listener
 from .log import Log
-from .memory import Cgroup, OomCounter
+from .memory import OomCounter
 from .observing import Observer
 from .pipes import BigPipes
 from .poller import Poller
+from .pressure import PressureFile
 from .pulse import Pulse
 from .reaper import Reaper
 from .remembering import Memory
@@ -46,6 +48,7 @@ from .spares import Spares
 from .spool import Spooler
 from .spool_file import SpoolPlace
 from .stdin_pump import StdinTotals
+from .tokens import Token
 
 if TYPE_CHECKING:
     from .connection import Connection
@@ -72,8 +75,10 @@ class Service:
         oom_counter: The cgroup's counter.
         oom_order: What was found about it at boot.
         listener: The socket.
-        cgroup: The memory cgroup the daemon sees.
+        pressure: How long processes stood still for want of memory.
+        memory_gauge: What is in use of its limit.
         memory: What earlier incarnations left, and where this one may leave something.
+        token: What every hello must carry; None = nothing.
 
     Attributes:
         running: Every exec that is live or kept, by id.
@@ -103,11 +108,13 @@ class Service:
         oom_counter: OomCounter,
         oom_order: OomOrder,
         listener: Listener,
-        cgroup: Cgroup,
+        pressure: PressureFile,
+        memory_gauge: MemoryGauge,
         is_subreaper: bool,
         all_children_ours: bool,
         warnings: list[str],
         memory: Memory,
+        token: Token | None,
     ) -> None:
         self.bounds = bounds
         self.log = log
@@ -119,8 +126,9 @@ class Service:
         self.launcher = launcher
         self.reaper = reaper
         self.oom_order = oom_order
+        self.memory_gauge = memory_gauge
         self.socket_path = listener.path
-        self.cgroup = cgroup
+        self.pressure = pressure
         self.is_subreaper = is_subreaper
         self.all_children_ours = all_children_ours
         self.warnings = warnings
@@ -157,6 +165,7 @@ class Service:
         self.stdin_totals = StdinTotals(bounds)
         self.big_pipes = BigPipes()
         self.rests = Rests(poller, self)
+        self.token = token
         self.version = runnerd.__version__
         self.features = sorted(METHODS)
         self.started_s = time.monotonic()
@@ -215,6 +224,7 @@ class Service:
             now_s=now_s,
             wall_s=time.time(),
             oom_kills=self.oom_kills(),
+            memory=self.memory_gauge.use(now_s),
         )
         running = Running(self, accepted, params, on_start)
         self.running[accepted.exec_id] = running

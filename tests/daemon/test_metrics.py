@@ -9,14 +9,13 @@ from __future__ import annotations
 import re
 import subprocess
 import time
-from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 import pytest
 
 from runnerd.client.errors import RemoteError
-from runnerd.daemon.memory import Cgroup
-from runnerd.daemon.pressure import SYSTEM, memory_pressure
+from runnerd.daemon.memory import find_cgroup
+from runnerd.daemon.pressure import PressureFile
 from tests import needs
 from tests.cases.field import metric, open_fds
 from tests.daemon.looking import planted
@@ -85,7 +84,8 @@ def test_the_page_lists_every_metric(runnerd_daemon: RunnerdProcess) -> None:
     rows = re.findall(row, PAGE.read_text(), re.MULTILINE)
     pressure = {name for name, _ in rows if name.startswith("runnerd_memory_pressure_")}
     assert len(pressure) == 3
-    shown = {name: kind for name, kind in rows if name not in pressure or SYSTEM.exists()}
+    has_pressure = PressureFile(find_cgroup()).source is not None
+    shown = {name: kind for name, kind in rows if name not in pressure or has_pressure}
     assert shown == types
 
 
@@ -235,50 +235,20 @@ def test_nothing_that_a_user_writes_becomes_a_label(runnerd_daemon: RunnerdProce
 
 def test_pressure_is_what_the_kernel_says(runnerd_daemon: RunnerdProcess) -> None:
     """Between two looks of ours at the same file."""
-    before = memory_pressure(Cgroup(None, None))
+    kernel = PressureFile(find_cgroup())  # the daemon's is ours
+    before = kernel.read()
     if before is None:
         needs.skip_or_fail("this kernel counts no pressure")
     with runnerd_daemon.connect() as client:
         text = client.metrics().text
-    after = memory_pressure(Cgroup(None, None))
+    after = kernel.read()
     assert after is not None
-    if metric(text, "runnerd_memory_pressure_info", source="system"):
-        waiting = metric(text, "runnerd_memory_pressure_waiting_seconds_total")
+    assert metric(text, "runnerd_memory_pressure_info", source=str(kernel.source)) == 1
+    waiting = metric(text, "runnerd_memory_pressure_waiting_seconds_total")
+    assert before.some.total_s <= waiting <= after.some.total_s
+    if before.full is not None and after.full is not None:
         stalled = metric(text, "runnerd_memory_pressure_stalled_seconds_total")
-        assert before.some_s <= waiting <= after.some_s
-        assert before.full_s <= stalled <= after.full_s
-    else:
-        assert metric(text, "runnerd_memory_pressure_info", source="cgroup") == 1
-
-
-PRESSURE: Final = """\
-some avg10=1.00 avg60=0.05 avg300=0.03 total=2500000
-full avg10=0.00 avg60=0.03 avg300=0.02 total=1250000
-"""
-
-
-@pytest.mark.parametrize(
-    ("own", "system", "found"),
-    [
-        (PRESSURE, "", ("cgroup", 2.5, 1.25)),
-        (None, PRESSURE, ("system", 2.5, 1.25)),
-        ("", PRESSURE, ("system", 2.5, 1.25)),
-        (None, PRESSURE.splitlines()[0], ("system", 2.5, 0.0)),
-        (None, "some total=x\n", None),
-        (None, None, None),
-    ],
-)
-def test_pressure_of_the_cgroup_goes_before_the_systems(
-    tmp_path: Path, own: str | None, system: str | None, found: tuple[str, float, float] | None
-) -> None:
-    file = tmp_path / "pressure"
-    if own is not None:
-        (tmp_path / "memory.pressure").write_text(own)
-    if system is not None:
-        file.write_text(system)
-    assert memory_pressure(Cgroup(2, tmp_path), file) == found
-    if own is not None:
-        assert memory_pressure(Cgroup(1, tmp_path), file) != ("cgroup", 2.5, 1.25)
+        assert before.full.total_s <= stalled <= after.full.total_s
 
 
 def test_nobody_pays_for_what_nobody_asks_for(start_daemon: Start) -> None:
