@@ -16,7 +16,7 @@ import runnerd
 from runnerd.core.bounds import Bounds
 
 from .limit_texts import LIMIT_TEXTS
-from .log import LEVELS, Level
+from .log import FORMS, LEVELS, Form, Level
 
 EX_USAGE: Final = 64  # sysexits.h
 EX_CONFIG: Final = 78
@@ -54,6 +54,7 @@ class Options(msgspec.Struct, kw_only=True):
         cgroups: Where execs get a cgroup of their own: auto, off, or a folder.
         metrics_listen: A loopback address and port to serve metrics at, or None.
         log_level: The least level logged.
+        log_format: How a line looks.
         shim: The shim's binary.
         bounds: The limits in force.
     """
@@ -76,6 +77,7 @@ class Options(msgspec.Struct, kw_only=True):
     cgroups: str
     metrics_listen: tuple[str, int] | None
     log_level: Level
+    log_format: Form
     shim: str
     bounds: Bounds
 
@@ -165,6 +167,8 @@ def _parser(shim: str) -> _Parser:
         help="serve the metrics by HTTP at /metrics too, on a loopback address; port 0 is any free "
         "one, named in the log; default: not")  # fmt: skip
     add("--log-level", choices=LEVELS, default="info", help="default: %(default)s")
+    add("--log-format", choices=FORMS, default="auto",
+        help="json, text, or auto: text where stderr is a terminal; default: auto")  # fmt: skip
     add("--shim", metavar="PATH", default=shim, help="default: the one in this package")
     limits = serve.add_argument_group("limits")
     for field in msgspec.structs.fields(Bounds):
@@ -270,6 +274,7 @@ def _options(given: argparse.Namespace) -> Options:
         cgroups=given.cgroups,
         metrics_listen=_loopback(given.metrics_listen),
         log_level=given.log_level,
+        log_format=given.log_format,
         shim=os.path.abspath(given.shim),
         bounds=_bounds(given),
     )

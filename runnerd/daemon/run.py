@@ -48,7 +48,7 @@ def run_daemon(options: Options, guard: Guard, listener: Listener, token: Token 
 
     Every error that gets here takes the stop path, so this does not raise.
     """
-    log = Log(options.log_level)
+    log = Log(options.log_level, form=options.log_format)
     service = _assemble(options, guard, listener, log, token)
     _catch_strays(service)
     words = _Words(service)

@@ -56,6 +56,7 @@ if TYPE_CHECKING:
 
 EXIT_SOFTWARE = 70  # EX_SOFTWARE, sysexits.h: an uncaught error of our own
 _EXPIRE_EVERY_S = 30.0
+_SAY_HELD_S = 5.0
 
 
 class Service:
@@ -162,6 +163,7 @@ class Service:
         self.running: dict[str, Running] = {}
         self.connections: set[Connection] = set()
         self.heart = Heart(poller, self)
+        log.on_held = self._say_held_later
         self.stdin_totals = StdinTotals(bounds)
         self.big_pipes = BigPipes()
         self.rests = Rests(poller, self)
@@ -328,6 +330,16 @@ class Service:
             for each in self.running.values()
             if each.exec.is_live or each.exec.ending == "stopped"
         ]
+
+    # ------------------------------------------------------------------ the log
+
+    def _say_held_later(self) -> None:
+        self.poller.call_at(time.monotonic() + _SAY_HELD_S, self, self.say_held)
+
+    def say_held(self) -> None:
+        """Tell what the log held back and no later line of its kind has told."""
+        for event, count in self.log.take_held():
+            self.log.warning("held_back", of=event, held_back=count)
 
     # ------------------------------------------------------------------ failures
 
