@@ -28,6 +28,7 @@ from .log import Log
 from .memory import OomCounter, find_cgroup, lower_own_score, oom_order, own_score
 from .options import Options
 from .poller import Poller
+from .pressure import PressureFile
 from .procfs import children
 from .reaper import Reaper
 from .remembering import Memory
@@ -139,6 +140,7 @@ def _assemble(
         reaper=Reaper(pool, log, poller, when_open=guard.hold),
         oom_counter=OomCounter(cgroup),
         oom_order=order,
+        pressure=PressureFile(cgroup),
         memory_gauge=MemoryGauge(cgroup, options.bounds.admit_memory_percent),
         socket_path=listener.path,
         is_subreaper=is_subreaper,

@@ -27,6 +27,7 @@ from .audit import Audit
 from .audit_file import AuditFile
 from .cgroup import Leaves
 from .counters import Counters
+from .events import Events
 from .fencing import Fencing
 from .freezes import Freezes
 from .guard import CAUSE_ERROR, CAUSE_STOP, Guard
@@ -38,6 +39,7 @@ from .memory import OomCounter
 from .observing import Observer
 from .pipes import BigPipes
 from .poller import Poller
+from .pressure import PressureFile
 from .reaper import Reaper
 from .remembering import Memory
 from .resting import Rests
@@ -74,13 +76,15 @@ class Service:
         oom_counter: The cgroup's counter.
         oom_order: What was found about it at boot.
         memory_gauge: What is in use of its limit.
+        pressure: Where memory pressure is read.
         memory: What earlier incarnations left, and where this one may leave something.
         token: What every hello must carry; None = nothing.
         audit_file: Where changes are written down; None = nowhere.
 
     Attributes:
         running: Every exec that is live or kept, by id.
-        observer: Told of what happens to execs.
+        observer: Told of what happens.
+        events: Who watches that.
         connections: Open connections.
         all_children_ours: Whether every process that can become the daemon's child comes from an
             exec.
@@ -104,6 +108,7 @@ class Service:
         oom_counter: OomCounter,
         oom_order: OomOrder,
         memory_gauge: MemoryGauge,
+        pressure: PressureFile,
         socket_path: str,
         is_subreaper: bool,
         all_children_ours: bool,
@@ -141,8 +146,15 @@ class Service:
             meta=self._meta,
             on_defect=lambda error: self.uncaught("journal", error),
         )
-        self.observer = Observer(self.counters, log, self.journal, self.registry)
-        self.fencing = Fencing(memory.fence, journal=self.journal, poller=poller, owner=self)
+        self.events = Events(poller, self, oom_counter.read, pressure)
+        self.observer = Observer(self.counters, log, self.journal, self.registry, self.events)
+        self.fencing = Fencing(
+            memory.fence,
+            journal=self.journal,
+            poller=poller,
+            owner=self,
+            on_new=self.observer.owner_changed,
+        )
         self.spool = Spooler(
             spool_place,
             self.registry.budget,

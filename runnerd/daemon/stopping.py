@@ -55,6 +55,7 @@ async def stop(service: Service, listener: Listener) -> None:
         sender_uid=None if sender is None else sender.uid,
         sender_comm=None if sender is None else sender.comm,
     )
+    service.observer.stopping(cause_name(cause))
     listener.socket.close()
     service.pool.close()
     note = StoppingNote(cause=cause_name(cause), deadline_s=STOP_DEADLINE_S)
