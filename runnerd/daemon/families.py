@@ -212,6 +212,16 @@ def daemon_families(the: Service) -> Iterator[Family]:
         "How often the journal failed.",
         the.journal.failures,
     )
+    yield Number(
+        "runnerd_audit_lines",
+        "Changes written down, where --audit asks for it.",
+        None if the.audit is None else the.audit.written,
+    )
+    yield Number(
+        "runnerd_audit_lines_lost",
+        "Changes not written down.",
+        None if the.audit is None else the.audit.lost,
+    )
     yield Labelled(
         "runnerd_tokens_refused",
         "Hellos without the token, or with another one.",

@@ -77,11 +77,19 @@ def dispatch(service: Service, connection: Connection, codec: Codec, request: Re
         raise RequestError("hello_required", f"send hello before {request.method[:64]}")
     if kind is None:
         raise RequestError("method_unknown", f"there is no method '{request.method[:64]}'")
-    params = codec.params(request.params, kind)
+    try:
+        params = codec.params(request.params, kind)
+    except RequestError:
+        if changes(request.method):
+            connection.audit(request, None)
+        raise
     if request.id is None and request.method != "exec.ack":
         raise RequestError("invalid_request", "only exec.ack may be sent without an id")
     if changes(request.method, getattr(params, "subscriber", None)):
+        connection.audit(request, params)
         service.fencing.fence.check(connection.fence)
+    elif isinstance(params, Hello) and params.fence is not None:
+        connection.audit(request, params)  # it may take the sandbox from whoever has it
     _serve(Call(service, connection, request.id, request.method), params)
 
 
@@ -345,6 +353,11 @@ def _env_set(call: Call, params: EnvSet) -> None:
     )
 
 
+def _events(call: Call, _params: NoParams) -> None:
+    reader = call.connection.subscribe_events()
+    call.answer(call.service.events.answer(reader, call.service.registry.state))
+
+
 def _info(call: Call, _params: NoParams) -> None:
     call.answer(daemon_info(call.service))
 
@@ -360,7 +373,7 @@ def _metrics(call: Call, params: DaemonMetrics) -> None:
 def _drain(call: Call, _params: NoParams) -> None:
     if call.service.registry.state == "serving":
         call.service.registry.state = "draining"
-        call.service.log.info("draining", connection=call.connection.number)
+        call.service.observer.draining(call.connection.number)
     call.answer(Empty())
 
 
@@ -370,7 +383,7 @@ def _undrain(call: Call, _params: NoParams) -> None:
         raise RequestError("stopping", "the daemon is stopping")
     if registry.state == "draining":
         registry.state = "serving"
-        call.service.log.info("serving_again", connection=call.connection.number)
+        call.service.observer.serving_again(call.connection.number)
     call.answer(Empty())
 
 
@@ -396,6 +409,7 @@ HANDLERS: Final[dict[str, Callable[[Call, Any], None]]] = {
     "exec.list": _list,
     "exec.forget": _forget,
     "env.set": _env_set,
+    "events.subscribe": _events,
     "daemon.info": _info,
     "daemon.health": _health,
     "daemon.metrics": _metrics,

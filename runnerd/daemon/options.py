@@ -14,6 +14,7 @@ import msgspec
 
 import runnerd
 from runnerd.core.bounds import Bounds
+from runnerd.core.redaction import DEFAULT_PATTERNS
 
 from .limit_texts import LIMIT_TEXTS
 from .log import FORMS, LEVELS, Form, Level
@@ -27,6 +28,7 @@ _LIVE_EXECS_MIN: Final = 8
 _IPV4_LOOPBACK: Final = 127  # 127.0.0.0/8, RFC 1122, 3.2.1.3
 _IPV6_LOOPBACK: Final = bytes(15) + b"\1"
 _PORT_MAX: Final = 65535
+_REPEATED: Final = ("--allow-uid", "--audit-redact")
 _PERCENT_MAX: Final = 100
 
 
@@ -55,6 +57,8 @@ class Options(msgspec.Struct, kw_only=True):
         metrics_listen: A loopback address and port to serve metrics at, or None.
         log_level: The least level logged.
         log_format: How a line looks.
+        audit: The file changes are written down in, or None.
+        audit_redact: Patterns of further names whose values are not.
         shim: The shim's binary.
         bounds: The limits in force.
     """
@@ -78,6 +82,8 @@ class Options(msgspec.Struct, kw_only=True):
     metrics_listen: tuple[str, int] | None
     log_level: Level
     log_format: Form
+    audit: str | None
+    audit_redact: tuple[str, ...]
     shim: str
     bounds: Bounds
 
@@ -169,6 +175,11 @@ def _parser(shim: str) -> _Parser:
     add("--log-level", choices=LEVELS, default="info", help="default: %(default)s")
     add("--log-format", choices=FORMS, default="auto",
         help="json, text, or auto: text where stderr is a terminal; default: auto")  # fmt: skip
+    add("--audit", metavar="FILE", help="write down there each change that a client asks for, one "
+        "JSON line each, secrets hidden by their names")  # fmt: skip
+    add("--audit-redact", metavar="PATTERN", action="append", default=[],
+        help="hide what goes by these names too; may be repeated. Always hidden: "
+        + " ".join(DEFAULT_PATTERNS))  # fmt: skip
     add("--shim", metavar="PATH", default=shim, help="default: the one in this package")
     limits = serve.add_argument_group("limits")
     for field in msgspec.structs.fields(Bounds):
@@ -220,7 +231,7 @@ def _from_environment(environ: Mapping[str, str], known: frozenset[str]) -> list
     for name, value in sorted(environ.items()):
         option = "--" + name.removeprefix("RUNNERD_").lower().replace("_", "-")
         if name.startswith("RUNNERD_") and option in known and option != "--help":
-            values = value.split(",") if option == "--allow-uid" else [value]
+            values = value.split(",") if option in _REPEATED else [value]
             found += [f"{option}={each}" for each in values]
     return found
 
@@ -275,6 +286,8 @@ def _options(given: argparse.Namespace) -> Options:
         metrics_listen=_loopback(given.metrics_listen),
         log_level=given.log_level,
         log_format=given.log_format,
+        audit=None if given.audit is None else os.path.abspath(given.audit),
+        audit_redact=tuple(given.audit_redact),
         shim=os.path.abspath(given.shim),
         bounds=_bounds(given),
     )

@@ -23,8 +23,11 @@ from runnerd.protocol.errors import RequestError
 from runnerd.protocol.requests import METHODS, ExecStart
 
 from .admission import MemoryGauge
+from .audit import Audit
+from .audit_file import AuditFile
 from .cgroup import Leaves
 from .counters import Counters
+from .events import Events
 from .fencing import Fencing
 from .freezes import Freezes
 from .guard import CAUSE_ERROR, CAUSE_STOP, Guard
@@ -76,14 +79,16 @@ class Service:
         oom_counter: The cgroup's counter.
         oom_order: What was found about it at boot.
         listener: The socket.
-        pressure: How long processes stood still for want of memory.
         memory_gauge: What is in use of its limit.
+        pressure: Where memory pressure is read.
         memory: What earlier incarnations left, and where this one may leave something.
         token: What every hello must carry; None = nothing.
+        audit_file: Where changes are written down; None = nowhere.
 
     Attributes:
         running: Every exec that is live or kept, by id.
-        observer: Told of what happens to execs.
+        observer: Told of what happens.
+        events: Who watches that.
         connections: Open connections.
         pulse: How late the loop is, and whether the socket can be reached.
         metrics_port: Serves the metrics by HTTP, where that was asked for.
@@ -116,6 +121,7 @@ class Service:
         warnings: list[str],
         memory: Memory,
         token: Token | None,
+        audit_file: AuditFile | None,
     ) -> None:
         self.bounds = bounds
         self.log = log
@@ -149,8 +155,15 @@ class Service:
             meta=self._meta,
             on_defect=lambda error: self.uncaught("journal", error),
         )
-        self.observer = Observer(self.counters, log, self.journal, self.registry)
-        self.fencing = Fencing(memory.fence, journal=self.journal, poller=poller, owner=self)
+        self.events = Events(poller, self, oom_counter.read, pressure)
+        self.observer = Observer(self.counters, log, self.journal, self.registry, self.events)
+        self.fencing = Fencing(
+            memory.fence,
+            journal=self.journal,
+            poller=poller,
+            owner=self,
+            on_new=self.observer.owner_changed,
+        )
         self.spool = Spooler(
             spool_place,
             self.registry.budget,
@@ -168,6 +181,9 @@ class Service:
         self.big_pipes = BigPipes()
         self.rests = Rests(poller, self)
         self.token = token
+        self.audit = None
+        if audit_file is not None:
+            self.audit = Audit(audit_file, poller=poller, owner=self, log=log)
         self.version = runnerd.__version__
         self.features = sorted(METHODS)
         self.started_s = time.monotonic()
@@ -312,9 +328,12 @@ class Service:
 
     def warnings_now(self) -> list[str]:
         """Return what an operator should know: what was found at boot, and what is so now."""
-        if not self.journal.exists or self.journal.is_on:
-            return self.warnings
-        return [*self.warnings, f"the journal has failed: {self.journal.reason}"]
+        now = []
+        if self.journal.exists and not self.journal.is_on:
+            now.append(f"the journal has failed: {self.journal.reason}")
+        if self.audit is not None and self.audit.failure is not None:
+            now.append(f"the audit has failed: {self.audit.failure}")
+        return [*self.warnings, *now]
 
     def live(self) -> list[Running]:
         """Return every live exec."""

@@ -55,6 +55,7 @@ async def stop(service: Service, listener: Listener) -> None:
         sender_uid=None if sender is None else sender.uid,
         sender_comm=None if sender is None else sender.comm,
     )
+    service.observer.stopping(cause_name(cause))
     listener.socket.close()
     service.pool.close()
     note = StoppingNote(cause=cause_name(cause), deadline_s=STOP_DEADLINE_S)
@@ -91,6 +92,12 @@ def stop_without_loop(service: Service) -> None:
         service.reaper.reap()
         time.sleep(_STEP_S)
     _finish_journal(service)
+
+
+def finish_audit(service: Service) -> None:
+    """Write what is left of the audit, once no connection is left to be answered."""
+    if service.audit is not None:
+        service.audit.finish(_left_s(service, _JOURNAL_S))
 
 
 def _finish_journal(service: Service) -> None:

@@ -9,6 +9,8 @@ from typing import Final, Literal
 
 import msgspec
 
+from .events import EventNote, EventsAnswer
+
 State = Literal["starting", "running", "draining", "lingering", "closed"]
 Reason = Literal[
     "exited", "cancelled", "deadline", "orphaned", "stalled", "stopped", "lost", "internal"
@@ -820,6 +822,7 @@ ANSWERS: Final[dict[str, type[msgspec.Struct]]] = {
     "exec.list": ListAnswer,
     "exec.forget": Empty,
     "env.set": EnvAnswer,
+    "events.subscribe": EventsAnswer,
     "daemon.info": DaemonInfo,
     "daemon.health": HealthAnswer,
     "daemon.metrics": MetricsAnswer,
@@ -835,5 +838,6 @@ NOTIFICATIONS: Final[dict[str, type[msgspec.Struct]]] = {
     "exec.closed": ClosedNote,
     "exec.heartbeat": HeartbeatNote,
     "exec.superseded": SupersededNote,
+    "event": EventNote,
     "daemon.stopping": StoppingNote,
 }
