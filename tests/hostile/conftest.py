@@ -22,9 +22,7 @@ def make_sandbox(tmp_path: Path) -> Iterator[Callable[..., Sandbox]]:
 
 
 @pytest.fixture(params=SETTINGS)
-def own_sandbox(
-    request: pytest.FixtureRequest, make_sandbox: Callable[..., Sandbox]
-) -> Sandbox:
+def own_sandbox(request: pytest.FixtureRequest, make_sandbox: Callable[..., Sandbox]) -> Sandbox:
     """One of the test's own, in each setting."""
     return make_sandbox(request.param)
 

@@ -20,8 +20,8 @@ from tests.raw import RawClient
 
 Start = Callable[..., RunnerdProcess]
 PYTHON: Final = "/usr/bin/python3"  # a command's interpreter: every user can get at it
-# Of this run alone: kill(-1) by one of these users must not meet anybody else's process.
-_FIRST_UID: Final = 40_000 + os.getpid() % 5_000 * 4
+# Two for each sandbox alone: kill(-1) by one of these users must meet nobody else's process.
+_UIDS: Final = itertools.count(20_000_000 + os.getpid() % 10_000 * 1000, 2)
 
 SEPARATE: Final = "separate users"
 """The daemon as root, each exec as an unprivileged user of its own."""
@@ -124,10 +124,11 @@ class Sandbox:
         options: Further options of the daemon.
         code: What is planted in the daemon: a gate taken off.
         state: Another state directory, or None for one in `place`.
+        uid: The attacker's user: for a daemon after another one; None for one of its own.
         prepare: Called as root in the process that becomes the daemon.
 
     Attributes:
-        uid: The attacker's user.
+        uid: As above.
         other_uid: The user of the other exec, which is the attacker's where there is one alone.
         daemon: The process started; in a pid namespace it is unshare(1).
         pid: The daemon's pid, as it is seen from here.
@@ -142,6 +143,7 @@ class Sandbox:
         *options: str,
         code: str = "",
         state: Path | None = None,
+        uid: int | None = None,
         prepare: Callable[[], None] = lambda: None,
     ) -> None:
         self._numbers = itertools.count(1)
@@ -149,7 +151,7 @@ class Sandbox:
         self.place = place
         self.is_one_user = setting in (ONE, ONE_PID_1)
         self.is_pid_1 = setting == ONE_PID_1
-        self.uid = _FIRST_UID
+        self.uid = next(_UIDS) if uid is None else uid
         self.other_uid = self.uid if self.is_one_user else self.uid + 1
         words = list(options)
         if state is not None:
