@@ -20,7 +20,8 @@
  * and read at any time: guard_armed (1 once code and cause are set), guard_code, guard_cause (a
  * signal's number, or what guard_arm was given), guard_armed_ns (when, CLOCK_MONOTONIC: a loop that
  * hears of it late still knows what is left of the deadline), guard_refused_pid,
- * guard_refused_signal, guard_refused_total. A byte comes out of wake_fd's other end whenever one of them has changed.
+ * guard_refused_signal, guard_refused_total; and of the signal that began the stop, where
+ * guard_sender_known: guard_sender_pid, guard_sender_uid, guard_sender_comm. A byte comes out of wake_fd's other end whenever one of them has changed.
  *
  * Not covered: uninterruptible sleep, a stopped (SIGSTOP) daemon, SIGKILL.
  */
@@ -44,7 +45,7 @@ enum {
 
 struct kernel_siginfo {
     int number, error, code, pad;
-    int pid; /* of the sender, where code says that there is one */
+    int pid, uid; /* of the sender, where code says that there is one */
 };
 
 struct kernel_sigaction {
@@ -56,6 +57,8 @@ struct kernel_sigaction {
 
 EXPORT volatile int guard_armed, guard_code, guard_cause;
 EXPORT volatile long guard_armed_ns;
+EXPORT volatile int guard_sender_known, guard_sender_pid, guard_sender_uid;
+EXPORT char guard_sender_comm[16]; /* its name in /proc/PID/stat, empty where it was gone */
 EXPORT volatile int guard_refused_pid, guard_refused_signal, guard_refused_total;
 
 static int claimed, timer = -1, lifeline = -1, wake = -1;
@@ -74,32 +77,13 @@ static void wake_loop(void)
     sys(SYS_WRITE, wake, (long)&byte, 1, 0, 0); /* a full pipe has its wake-up already */
 }
 
-EXPORT int guard_arm(int code, int cause)
+/* Read /proc/PID/stat, "PID (NAME) S PARENT ...", into `text`. Returns where its last ')' is, for a
+ * process chooses its own name, or -1; *got is how much was read. */
+static long read_stat(int pid, char *text, long size, long *got)
 {
-    const long until[4] = {0, 0, deadline / 1000000000, deadline % 1000000000}; /* itimerspec */
-
-    long now[2] = {0, 0}; /* timespec */
-
-    if (__atomic_exchange_n(&claimed, 1, __ATOMIC_SEQ_CST))
-        return 0;
-    sys(SYS_CLOCK_GETTIME, MONOTONIC, (long)now, 0, 0, 0);
-    guard_armed_ns = now[0] * 1000000000 + now[1];
-    guard_code = code;
-    guard_cause = cause;
-    __atomic_store_n(&guard_armed, 1, __ATOMIC_SEQ_CST);
-    sys(SYS_TIMER_SETTIME, timer, 0, (long)until, 0, 0);
-    sys(SYS_SHUTDOWN, lifeline, BOTH_WAYS, 0, 0, 0); /* every shim ends its tree from now on */
-    wake_loop();
-    return 1;
-}
-
-/* The parent of `pid` by /proc/PID/stat, 0 where that is beyond our pid namespace, or -1 if it
- * cannot be read. */
-static int parent_of(int pid)
-{
-    char path[32], text[512];
-    long fd, got, at = 0;
-    int digits = 1, parent = 0;
+    char path[32];
+    long fd, at = 0;
+    int digits = 1;
 
     for (const char *c = "/proc/"; *c; c++)
         path[at++] = *c;
@@ -114,17 +98,65 @@ static int parent_of(int pid)
     fd = sys(SYS_OPENAT, AT_CWD, (long)path, READ_CLOEXEC, 0, 0);
     if (fd < 0)
         return -1;
-    got = sys(SYS_READ, fd, (long)text, sizeof text, 0, 0);
+    *got = sys(SYS_READ, fd, (long)text, size, 0, 0);
     sys(SYS_CLOSE, fd, 0, 0, 0, 0);
-    /* "PID (NAME) S PARENT ...": from the last ')', for a process chooses its own name. */
-    for (at = got - 1; at >= 0 && text[at] != ')'; at--)
+    for (at = *got - 1; at >= 0 && text[at] != ')'; at--)
         ;
+    return at;
+}
+
+/* The parent of `pid`, 0 where that is beyond our pid namespace, or -1 if it cannot be read. */
+static int parent_of(int pid)
+{
+    char text[512];
+    long got = 0, at = read_stat(pid, text, sizeof text, &got);
+    int parent = 0;
+
     if (at < 0)
         return -1;
     for (at += 4; at < got && text[at] >= '0' && text[at] <= '9'; at++)
         parent = parent * 10 + (text[at] - '0');
     return parent;
 }
+
+/* Whoever sent it is likely to be gone once the loop hears of the stop; so its name is read here. */
+static void keep_sender(const struct kernel_siginfo *sender)
+{
+    char text[512];
+    long got = 0, from = 0, kept = 0, end;
+
+    guard_sender_pid = sender->pid;
+    guard_sender_uid = sender->uid;
+    end = sender->pid > 0 ? read_stat(sender->pid, text, sizeof text, &got) : -1;
+    while (from < end && text[from] != '(')
+        from++;
+    while (kept < 15 && ++from < end)
+        guard_sender_comm[kept++] = text[from];
+    __atomic_store_n(&guard_sender_known, 1, __ATOMIC_SEQ_CST);
+}
+
+static int arm(int code, int cause, const struct kernel_siginfo *sender)
+{
+    const long until[4] = {0, 0, deadline / 1000000000, deadline % 1000000000}; /* itimerspec */
+
+    long now[2] = {0, 0}; /* timespec */
+
+    if (__atomic_exchange_n(&claimed, 1, __ATOMIC_SEQ_CST))
+        return 0;
+    sys(SYS_CLOCK_GETTIME, MONOTONIC, (long)now, 0, 0, 0);
+    guard_armed_ns = now[0] * 1000000000 + now[1];
+    guard_code = code;
+    guard_cause = cause;
+    __atomic_store_n(&guard_armed, 1, __ATOMIC_SEQ_CST);
+    sys(SYS_TIMER_SETTIME, timer, 0, (long)until, 0, 0);
+    sys(SYS_SHUTDOWN, lifeline, BOTH_WAYS, 0, 0, 0); /* every shim ends its tree from now on */
+    if (sender)
+        keep_sender(sender); /* nothing that counts waits for it */
+    wake_loop();
+    return 1;
+}
+
+EXPORT int guard_arm(int code, int cause) { return arm(code, cause, 0); }
 
 /* Whether the sender is one of ours: a command's stray or hostile kill is not a request to stop.
  *
@@ -165,7 +197,7 @@ static void on_signal(int number, struct kernel_siginfo *info, void *context)
         wake_loop();
         return;
     }
-    guard_arm(0, number);
+    arm(0, number, is_named ? info : 0);
 }
 
 static void on_deadline(int number, struct kernel_siginfo *info, void *context)

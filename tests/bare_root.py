@@ -26,9 +26,9 @@ set -e
 mount --bind "$1" "$2/opt/runnerd"
 mount --bind /dev/null "$2/dev/null"
 mount -t proc proc "$2/proc"
-root=$2
-shift 2
-exec chroot "$root" "$@"
+root=$2 user=$3
+shift 3
+exec chroot --userspec="$user" "$root" "$@"
 """
 
 
@@ -37,10 +37,12 @@ class BareRoot:
 
     Args:
         path: Where to make it; short, for a socket's path has room for 107 bytes.
+        user: Who everything in it runs as, UID:GID.
     """
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, user: str = "0:0") -> None:
         self.path = path
+        self.user = user
         for name in ("proc", "dev", "etc", "tmp", "run", "opt/runnerd"):
             (path / name).mkdir(parents=True)
         (path / "dev" / "null").touch()
@@ -65,7 +67,20 @@ class BareRoot:
     def enter(self, *words: str) -> list[str]:
         """Return the words that run a command in it, as PID 1 of a namespace."""
         namespaces = ("unshare", "--mount", "--pid", "--fork", "--kill-child")
-        return [*namespaces, "sh", "-c", _ENTER, "sh", str(built_bundle()), str(self.path), *words]
+        places = (str(built_bundle()), str(self.path), self.user)
+        return [*namespaces, "sh", "-c", _ENTER, "sh", *places, *words]
+
+    def run_beside(self, *words: str, env: Mapping[str, str]) -> subprocess.CompletedProcess[bytes]:
+        """Run a command in it beside the daemon, as an engine's exec does."""
+        uid, gid = self.user.split(":")
+        inside = ["nsenter", "--target", str(self.first_process()), "--mount", "--root", "--wd=/"]
+        return subprocess.run(
+            [*inside, f"--setuid={uid}", f"--setgid={gid}", *words],
+            env={"PATH": os.environ["PATH"], **env},
+            capture_output=True,
+            check=False,
+            timeout=STOP_S,
+        )
 
     def serve(self, *options: str, init: bool = True, env: Mapping[str, str]) -> None:
         """Start a daemon in it, under tini or as PID 1, with this environment and no other."""

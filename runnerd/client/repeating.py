@@ -61,6 +61,7 @@ REPEATS: Final = {
     "exec.list": Repeat.ALWAYS,
     "exec.forget": Repeat.ALWAYS,
     "env.set": Repeat.ALWAYS,  # likewise
+    "events.subscribe": Repeat.ALWAYS,  # from then on; what is missed between is said
     "daemon.info": Repeat.ALWAYS,
     "daemon.metrics": Repeat.ALWAYS,
     "daemon.drain": Repeat.ALWAYS,  # a state, not a step

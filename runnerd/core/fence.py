@@ -27,6 +27,7 @@ CHANGES: Final[dict[str, bool]] = {
     "exec.list": False,
     "exec.forget": True,
     "env.set": True,
+    "events.subscribe": False,
     "daemon.info": False,
     "daemon.metrics": False,
     "daemon.drain": True,

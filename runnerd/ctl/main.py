@@ -30,6 +30,7 @@ COMMANDS: Final = {
     "inspect": ("inspect", "show all that is known of an exec"),
     "forget": ("forget", "let go of a finished exec's output"),
     "env": ("env", "set and unset variables of later commands"),
+    "events": ("events", "watch what happens"),
     "info": ("info", "describe the daemon"),
     "metrics": ("metrics", "print the daemon's metrics"),
     "drain": ("drain", "let the daemon take no new work"),

@@ -344,6 +344,11 @@ def _env_set(call: Call, params: EnvSet) -> None:
     )
 
 
+def _events(call: Call, _params: NoParams) -> None:
+    reader = call.connection.subscribe_events()
+    call.answer(call.service.events.answer(reader, call.service.registry.state))
+
+
 def _info(call: Call, _params: NoParams) -> None:
     call.answer(daemon_info(call.service))
 
@@ -355,7 +360,7 @@ def _metrics(call: Call, params: DaemonMetrics) -> None:
 def _drain(call: Call, _params: NoParams) -> None:
     if call.service.registry.state == "serving":
         call.service.registry.state = "draining"
-        call.service.log.info("draining", connection=call.connection.number)
+        call.service.observer.draining(call.connection.number)
     call.answer(Empty())
 
 
@@ -365,7 +370,7 @@ def _undrain(call: Call, _params: NoParams) -> None:
         raise RequestError("stopping", "the daemon is stopping")
     if registry.state == "draining":
         registry.state = "serving"
-        call.service.log.info("serving_again", connection=call.connection.number)
+        call.service.observer.serving_again(call.connection.number)
     call.answer(Empty())
 
 
@@ -391,6 +396,7 @@ HANDLERS: Final[dict[str, Callable[[Call, Any], None]]] = {
     "exec.list": _list,
     "exec.forget": _forget,
     "env.set": _env_set,
+    "events.subscribe": _events,
     "daemon.info": _info,
     "daemon.metrics": _metrics,
     "daemon.drain": _drain,

@@ -9,6 +9,8 @@ from typing import Final, Literal
 
 import msgspec
 
+from .events import EventNote, EventsAnswer
+
 State = Literal["starting", "running", "draining", "lingering", "closed"]
 Reason = Literal[
     "exited", "cancelled", "deadline", "orphaned", "stalled", "stopped", "lost", "internal"
@@ -778,6 +780,7 @@ ANSWERS: Final[dict[str, type[msgspec.Struct]]] = {
     "exec.list": ListAnswer,
     "exec.forget": Empty,
     "env.set": EnvAnswer,
+    "events.subscribe": EventsAnswer,
     "daemon.info": DaemonInfo,
     "daemon.metrics": MetricsAnswer,
     "daemon.drain": Empty,
@@ -792,5 +795,6 @@ NOTIFICATIONS: Final[dict[str, type[msgspec.Struct]]] = {
     "exec.closed": ClosedNote,
     "exec.heartbeat": HeartbeatNote,
     "exec.superseded": SupersededNote,
+    "event": EventNote,
     "daemon.stopping": StoppingNote,
 }

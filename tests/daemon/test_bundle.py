@@ -145,10 +145,7 @@ def test_an_image_with_nothing_in_it(root: BareRoot) -> None:
     with root.connect() as client:
         done = client.run([f"{BUNDLE}/bin/tini", "--version"])
         assert done.stdout.startswith(b"tini version")
-    inside = ["nsenter", "--target", str(root.first_process()), "--mount", "--root", "--wd=/"]
-    said = subprocess.run(
-        [*inside, f"{BUNDLE}/bin/runnerctl", "ps"], capture_output=True, check=False
-    )
+    said = root.run_beside(f"{BUNDLE}/bin/runnerctl", "ps", env={})
     assert said.returncode == 0, said.stderr
     os.kill(root.first_process(), signal.SIGTERM)
     assert root.wait() == 0
