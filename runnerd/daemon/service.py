@@ -23,6 +23,8 @@ from runnerd.protocol.errors import RequestError
 from runnerd.protocol.requests import METHODS, ExecStart
 
 from .admission import MemoryGauge
+from .audit import Audit
+from .audit_file import AuditFile
 from .cgroup import Leaves
 from .counters import Counters
 from .events import Events
@@ -77,6 +79,7 @@ class Service:
         pressure: Where memory pressure is read.
         memory: What earlier incarnations left, and where this one may leave something.
         token: What every hello must carry; None = nothing.
+        audit_file: Where changes are written down; None = nowhere.
 
     Attributes:
         running: Every exec that is live or kept, by id.
@@ -112,6 +115,7 @@ class Service:
         warnings: list[str],
         memory: Memory,
         token: Token | None,
+        audit_file: AuditFile | None,
     ) -> None:
         self.bounds = bounds
         self.log = log
@@ -167,6 +171,9 @@ class Service:
         self.big_pipes = BigPipes()
         self.rests = Rests(poller, self)
         self.token = token
+        self.audit = None
+        if audit_file is not None:
+            self.audit = Audit(audit_file, poller=poller, owner=self, log=log)
         self.version = runnerd.__version__
         self.features = sorted(METHODS)
         self.started_s = time.monotonic()
@@ -300,9 +307,12 @@ class Service:
 
     def warnings_now(self) -> list[str]:
         """Return what an operator should know: what was found at boot, and what is so now."""
-        if not self.journal.exists or self.journal.is_on:
-            return self.warnings
-        return [*self.warnings, f"the journal has failed: {self.journal.reason}"]
+        now = []
+        if self.journal.exists and not self.journal.is_on:
+            now.append(f"the journal has failed: {self.journal.reason}")
+        if self.audit is not None and self.audit.failure is not None:
+            now.append(f"the audit has failed: {self.audit.failure}")
+        return [*self.warnings, *now]
 
     def live(self) -> list[Running]:
         """Return every live exec."""
