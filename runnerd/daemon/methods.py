@@ -52,6 +52,7 @@ from runnerd.protocol.requests import (
 from .attaching import subscribe
 from .calls import Call
 from .ends import cancel, wait
+from .health import health
 from .inspecting import daemon_info, exec_info, past_info, start_answer
 from .metrics import exposition
 from .running import Running
@@ -76,11 +77,19 @@ def dispatch(service: Service, connection: Connection, codec: Codec, request: Re
         raise RequestError("hello_required", f"send hello before {request.method[:64]}")
     if kind is None:
         raise RequestError("method_unknown", f"there is no method '{request.method[:64]}'")
-    params = codec.params(request.params, kind)
+    try:
+        params = codec.params(request.params, kind)
+    except RequestError:
+        if changes(request.method):
+            connection.audit(request, None)
+        raise
     if request.id is None and request.method != "exec.ack":
         raise RequestError("invalid_request", "only exec.ack may be sent without an id")
     if changes(request.method, getattr(params, "subscriber", None)):
+        connection.audit(request, params)
         service.fencing.fence.check(connection.fence)
+    elif isinstance(params, Hello) and params.fence is not None:
+        connection.audit(request, params)  # it may take the sandbox from whoever has it
     _serve(Call(service, connection, request.id, request.method), params)
 
 
@@ -353,6 +362,10 @@ def _info(call: Call, _params: NoParams) -> None:
     call.answer(daemon_info(call.service))
 
 
+def _health(call: Call, _params: NoParams) -> None:
+    call.answer(health(call.service))
+
+
 def _metrics(call: Call, params: DaemonMetrics) -> None:
     call.answer(exposition(call.service, params.format))
 
@@ -398,6 +411,7 @@ HANDLERS: Final[dict[str, Callable[[Call, Any], None]]] = {
     "env.set": _env_set,
     "events.subscribe": _events,
     "daemon.info": _info,
+    "daemon.health": _health,
     "daemon.metrics": _metrics,
     "daemon.drain": _drain,
     "daemon.undrain": _undrain,

@@ -18,6 +18,7 @@ import trio
 from . import boot
 from .access import Allowed, find_overflow_uid
 from .admission import MemoryGauge
+from .audit_file import AuditFile
 from .cgroup import Leaves
 from .guard import Guard, cause_name
 from .last_words import EXECS_LISTED, LastWords, read_last_words, write_last_words
@@ -36,20 +37,26 @@ from .service import Service
 from .shims import ShimPool
 from .spares import Spares
 from .spool_file import open_spool
-from .stopping import stop, stop_without_loop, watch_guard
+from .stopping import finish_audit, stop, stop_without_loop, watch_guard
 from .tokens import Token
 
 _RESTARTS_MAX = 3
 _GARBAGE_OBJECTS = 5000  # between two looks for cycles; we make few
 
 
-def run_daemon(options: Options, guard: Guard, listener: Listener, token: Token | None) -> int:
+def run_daemon(
+    options: Options,
+    guard: Guard,
+    listener: Listener,
+    token: Token | None,
+    audit_file: AuditFile | None,
+) -> int:
     """Serve; returns the exit code.
 
     Every error that gets here takes the stop path, so this does not raise.
     """
     log = Log(options.log_level, form=options.log_format)
-    service = _assemble(options, guard, listener, log, token)
+    service = _assemble(options, guard, listener, log, token, audit_file)
     _catch_strays(service)
     words = _Words(service)
     try:
@@ -60,13 +67,19 @@ def run_daemon(options: Options, guard: Guard, listener: Listener, token: Token 
             stop_without_loop(service)
         except Exception as second:  # noqa: BLE001 - nothing new begins during a stop
             service.uncaught("stop", second)
+    finish_audit(service)
     words.stopped()
     service.leaves.close()
     return guard.code()
 
 
 def _assemble(
-    options: Options, guard: Guard, listener: Listener, log: Log, token: Token | None
+    options: Options,
+    guard: Guard,
+    listener: Listener,
+    log: Log,
+    token: Token | None,
+    audit_file: AuditFile | None,
 ) -> Service:
     environment = dict(os.environb)
     boot.close_on_exec()
@@ -127,14 +140,15 @@ def _assemble(
         reaper=Reaper(pool, log, poller, when_open=guard.hold),
         oom_counter=OomCounter(cgroup),
         oom_order=order,
+        listener=listener,
         pressure=PressureFile(cgroup),
         memory_gauge=MemoryGauge(cgroup, options.bounds.admit_memory_percent),
-        socket_path=listener.path,
         is_subreaper=is_subreaper,
         all_children_ours=all_children_ours,
         warnings=warnings,
         memory=memory,
         token=token,
+        audit_file=audit_file,
     )
     service.registry.restore(
         memory.pasts,
@@ -174,6 +188,9 @@ async def _main(service: Service, options: Options, listener: Listener, words: _
         gc.set_threshold(_GARBAGE_OBJECTS)
         service.pool.refill()
         service.expire()
+        service.pulse.start(server.replace)
+        if options.metrics_listen is not None:
+            _serve_metrics(service, options.metrics_listen, nursery)
         service.pool.end_stale_leaves()
         _say_ready(service, options, words)
         await _core(service, "guard", lambda: watch_guard(service))
@@ -181,6 +198,17 @@ async def _main(service: Service, options: Options, listener: Listener, words: _
         _notify("STOPPING=1")
         await stop(service, listener)
         nursery.cancel_scope.cancel()
+
+
+def _serve_metrics(service: Service, address: tuple[str, int], nursery: trio.Nursery) -> None:
+    from .metrics_port import MetricsPort  # noqa: PLC0415 - only who asks for it pays for it
+
+    try:
+        service.metrics_port = MetricsPort(service, address)
+    except Exception as error:  # noqa: BLE001 - stray: nobody's command needs metrics
+        service.stray(error, "metrics_port")
+    else:
+        nursery.start_soon(service.metrics_port.run)
 
 
 async def _core(service: Service, name: str, serve: Callable[[], Awaitable[None]]) -> None:
@@ -217,6 +245,7 @@ def _say_ready(service: Service, options: Options, words: _Words) -> None:
         kill_leaves=service.leaves.kill,
         memory_leaves=service.leaves.memory,
         no_leaves=service.leaves.reason,
+        metrics=None if service.metrics_port is None else service.metrics_port.address,
         spool_directory=place.directory,
         spool_reason=place.reason,
     )

@@ -23,6 +23,8 @@ from runnerd.protocol.errors import RequestError
 from runnerd.protocol.requests import METHODS, ExecStart
 
 from .admission import MemoryGauge
+from .audit import Audit
+from .audit_file import AuditFile
 from .cgroup import Leaves
 from .counters import Counters
 from .events import Events
@@ -32,12 +34,14 @@ from .guard import CAUSE_ERROR, CAUSE_STOP, Guard
 from .heart import Heart
 from .journal import Journal
 from .launcher import Launcher
+from .listening import Listener
 from .log import Log
 from .memory import OomCounter
 from .observing import Observer
 from .pipes import BigPipes
 from .poller import Poller
 from .pressure import PressureFile
+from .pulse import Pulse
 from .reaper import Reaper
 from .remembering import Memory
 from .resting import Rests
@@ -51,6 +55,7 @@ from .tokens import Token
 
 if TYPE_CHECKING:
     from .connection import Connection
+    from .metrics_port import MetricsPort
 
 EXIT_SOFTWARE = 70  # EX_SOFTWARE, sysexits.h: an uncaught error of our own
 _EXPIRE_EVERY_S = 30.0
@@ -73,16 +78,20 @@ class Service:
         reaper: Waits.
         oom_counter: The cgroup's counter.
         oom_order: What was found about it at boot.
+        listener: The socket.
         memory_gauge: What is in use of its limit.
         pressure: Where memory pressure is read.
         memory: What earlier incarnations left, and where this one may leave something.
         token: What every hello must carry; None = nothing.
+        audit_file: Where changes are written down; None = nowhere.
 
     Attributes:
         running: Every exec that is live or kept, by id.
         observer: Told of what happens.
         events: Who watches that.
         connections: Open connections.
+        pulse: How late the loop is, and whether the socket can be reached.
+        metrics_port: Serves the metrics by HTTP, where that was asked for.
         all_children_ours: Whether every process that can become the daemon's child comes from an
             exec.
         incarnation: A random id of this start.
@@ -104,14 +113,15 @@ class Service:
         reaper: Reaper,
         oom_counter: OomCounter,
         oom_order: OomOrder,
-        memory_gauge: MemoryGauge,
+        listener: Listener,
         pressure: PressureFile,
-        socket_path: str,
+        memory_gauge: MemoryGauge,
         is_subreaper: bool,
         all_children_ours: bool,
         warnings: list[str],
         memory: Memory,
         token: Token | None,
+        audit_file: AuditFile | None,
     ) -> None:
         self.bounds = bounds
         self.log = log
@@ -124,15 +134,18 @@ class Service:
         self.reaper = reaper
         self.oom_order = oom_order
         self.memory_gauge = memory_gauge
-        self.socket_path = socket_path
+        self.socket_path = listener.path
+        self.pressure = pressure
         self.is_subreaper = is_subreaper
         self.all_children_ours = all_children_ours
         self.warnings = warnings
         self.counters = Counters()
+        self.pulse = Pulse(poller, self, log, self.counters, listener)
         self.freezes = Freezes(poller, self, log, self.counters)
         self.incarnation = incarnation
         self.registry = Registry(bounds, self.incarnation, spool_place.slots)
         self.state_path = memory.path
+        self.state_trouble = memory.trouble
         self.journal = Journal(
             memory.file,
             memory.reason,
@@ -159,6 +172,7 @@ class Service:
             log=log,
             on_stray=lambda error: self.stray(error, "spool"),
         )
+        self.metrics_port: MetricsPort | None = None
         self.running: dict[str, Running] = {}
         self.connections: set[Connection] = set()
         self.heart = Heart(poller, self)
@@ -167,6 +181,9 @@ class Service:
         self.big_pipes = BigPipes()
         self.rests = Rests(poller, self)
         self.token = token
+        self.audit = None
+        if audit_file is not None:
+            self.audit = Audit(audit_file, poller=poller, owner=self, log=log)
         self.version = runnerd.__version__
         self.features = sorted(METHODS)
         self.started_s = time.monotonic()
@@ -174,10 +191,21 @@ class Service:
         self.limits = limits_of(bounds, has_spool=spool_place.slots is not None)
         self.when_idle = trio.Event()  # replaced by who waits for it
         self._oom_counter = oom_counter
+        self._oom_kills_before = oom_counter.read()
 
     def oom_kills(self) -> int | None:
         """Return the cgroup's OOM kills so far, or None."""
         return self._oom_counter.read()
+
+    def oom_kills_seen(self) -> int:
+        """Return the OOM kills since the daemon's start, each counted once.
+
+        The cgroup's counter counts what died in cgroups below it too; execs may have theirs
+        elsewhere, or ours may have no counter.
+        """
+        before, now = self._oom_kills_before, self.oom_kills()
+        own = 0 if before is None or now is None else now - before
+        return max(own, self.counters.leaf_oom_kills)
 
     # ------------------------------------------------------------------ execs
 
@@ -300,9 +328,12 @@ class Service:
 
     def warnings_now(self) -> list[str]:
         """Return what an operator should know: what was found at boot, and what is so now."""
-        if not self.journal.exists or self.journal.is_on:
-            return self.warnings
-        return [*self.warnings, f"the journal has failed: {self.journal.reason}"]
+        now = []
+        if self.journal.exists and not self.journal.is_on:
+            now.append(f"the journal has failed: {self.journal.reason}")
+        if self.audit is not None and self.audit.failure is not None:
+            now.append(f"the audit has failed: {self.audit.failure}")
+        return [*self.warnings, *now]
 
     def live(self) -> list[Running]:
         """Return every live exec."""
