@@ -299,6 +299,7 @@ class AsyncClient:
     set_env = asynchronous(Requests.set_env)
     ping = asynchronous(Requests.ping)
     info = asynchronous(Requests.info)
+    health = asynchronous(Requests.health)
     metrics = asynchronous(Requests.metrics)
     drain = asynchronous(Requests.drain)
     undrain = asynchronous(Requests.undrain)

@@ -380,6 +380,7 @@ class Client:
     set_env = blocking(Requests.set_env)
     ping = blocking(Requests.ping)
     info = blocking(Requests.info)
+    health = blocking(Requests.health)
     metrics = blocking(Requests.metrics)
     drain = blocking(Requests.drain)
     undrain = blocking(Requests.undrain)

@@ -63,6 +63,7 @@ REPEATS: Final = {
     "env.set": Repeat.ALWAYS,  # likewise
     "events.subscribe": Repeat.ALWAYS,  # from then on; what is missed between is said
     "daemon.info": Repeat.ALWAYS,
+    "daemon.health": Repeat.ALWAYS,
     "daemon.metrics": Repeat.ALWAYS,
     "daemon.drain": Repeat.ALWAYS,  # a state, not a step
     "daemon.undrain": Repeat.ALWAYS,

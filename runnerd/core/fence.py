@@ -29,6 +29,7 @@ CHANGES: Final[dict[str, bool]] = {
     "env.set": True,
     "events.subscribe": False,
     "daemon.info": False,
+    "daemon.health": False,
     "daemon.metrics": False,
     "daemon.drain": True,
     "daemon.undrain": True,

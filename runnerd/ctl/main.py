@@ -32,6 +32,7 @@ COMMANDS: Final = {
     "env": ("env", "set and unset variables of later commands"),
     "events": ("events", "watch what happens"),
     "info": ("info", "describe the daemon"),
+    "health": ("health", "say whether the daemon is well"),
     "metrics": ("metrics", "print the daemon's metrics"),
     "drain": ("drain", "let the daemon take no new work"),
     "undrain": ("drain", "let the daemon take new work again"),

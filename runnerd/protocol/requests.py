@@ -549,6 +549,10 @@ class EnvSet(Params):
             raise invalid(field, f"{PRIVATE_PREFIX}* is the daemon's own and reaches no command")
 
 
+class DaemonHealth(NoParams):
+    """Ask whether the daemon is well; nothing that is asked of a disk or a command answers it."""
+
+
 class DaemonMetrics(Params):
     """Read the daemon's metrics.
 
@@ -577,6 +581,7 @@ METHODS: Final[dict[str, type[Params]]] = {
     "env.set": EnvSet,
     "events.subscribe": EventsSubscribe,
     "daemon.info": DaemonInfoRequest,
+    "daemon.health": DaemonHealth,
     "daemon.metrics": DaemonMetrics,
     "daemon.drain": DaemonDrain,
     "daemon.undrain": DaemonUndrain,
