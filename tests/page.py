@@ -18,6 +18,7 @@ import msgspec
 
 from runnerd.core.bounds import Bounds
 from runnerd.core.life import TRANSITIONS, Event, State
+from runnerd.daemon.claim_file import ClaimRecord
 from runnerd.daemon.last_words import LastWords
 from runnerd.protocol import answers, requests
 from runnerd.protocol.errors import KINDS, ErrorData
@@ -180,6 +181,8 @@ _REQUESTS: Final = {
 _PARTS: Final[tuple[type[msgspec.Struct], ...]] = (
     *dict.fromkeys(each for each in answers.ANSWERS.values() if each.__struct_fields__),
     answers.Limits,
+    answers.Claim,
+    answers.Pin,
     answers.StreamCount,
     answers.Oom,
     answers.Phases,
@@ -204,6 +207,7 @@ GENERATED: Final[dict[str, Callable[[], str]]] = {
     "limits": limits_table,
     "fields of attach": partial(fields_table, requests.Attach, request=True),
     "fields of pty": partial(fields_table, requests.Pty, request=True),
+    "fields of claim.json": partial(fields_table, ClaimRecord, request=False),
     "fields of last-words.json": partial(fields_table, LastWords, request=False),
     **{
         f"fields of {method}": partial(fields_table, struct, request=True)

@@ -1,8 +1,8 @@
-"""One thread that reads and writes the spool, so that the loop never waits for a disk.
+"""A thread that reads and writes a file, so that the loop never waits for a disk.
 
-What it is given is done one after the other, in the order it was given: a block is read before
-its slot is written again, because it was asked for before. The calls themselves run without the
-GIL. What came of them goes back to the loop by way of an eventfd.
+What it is given is done one after the other, in the order it was given: a block of the spool is
+read before its slot is written again, because it was asked for before. The calls themselves run
+without the GIL. What came of them goes back to the loop by way of an eventfd.
 """
 
 from __future__ import annotations
@@ -33,9 +33,12 @@ class Disk:
         poller: Watches the eventfd.
         owner: Who is told of a failure.
         on_hung: Called once a second while one piece of work takes longer than DISK_HUNG_S.
+        name: The thread's.
     """
 
-    def __init__(self, poller: Poller, owner: Owner, on_hung: Callable[[], None]) -> None:
+    def __init__(
+        self, poller: Poller, owner: Owner, on_hung: Callable[[], None], *, name: str
+    ) -> None:
         self._poller = poller
         self._owner = owner
         self._on_hung = on_hung
@@ -46,7 +49,7 @@ class Disk:
         self._check: Timer | None = None
         self._began_s: float | None = None  # of what the thread is at; written by it alone
         poller.watch(self._event, EPOLLIN, lambda _events: self._tell(), owner)
-        threading.Thread(target=self._serve, name="spool", daemon=True).start()
+        threading.Thread(target=self._serve, name=name, daemon=True).start()
 
     def submit(
         self, work: Callable[[], Result], done: Callable[[Result | Exception], None]

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 import trio
 
 import runnerd
+from runnerd.core.activity import Activity
 from runnerd.core.bounds import Bounds, limits_of
 from runnerd.core.digest import content_of
 from runnerd.core.execs import Exec
@@ -23,6 +24,7 @@ from runnerd.protocol.errors import RequestError
 from runnerd.protocol.requests import METHODS, ExecStart
 
 from .cgroup import Leaves
+from .claiming import Claiming
 from .counters import Counters
 from .fencing import Fencing
 from .freezes import Freezes
@@ -131,6 +133,14 @@ class Service:
         )
         self.observer = Observer(self.counters, log, self.journal, self.registry)
         self.fencing = Fencing(memory.fence, journal=self.journal, poller=poller, owner=self)
+        self.claiming = Claiming(
+            memory.claim,
+            folder=None if memory.directory is None else memory.directory.path,
+            incarnation=incarnation,
+            poller=poller,
+            owner=self,
+            log=log,
+        )
         self.spool = Spooler(
             spool_place,
             self.registry.budget,
@@ -149,6 +159,7 @@ class Service:
         self.features = sorted(METHODS)
         self.started_s = time.monotonic()
         self.started_at = time.time()
+        self.activity = Activity(self.started_s)
         self.limits = limits_of(bounds, has_spool=spool_place.slots is not None)
         self.when_idle = trio.Event()  # replaced by who waits for it
         self._oom_counter = oom_counter
@@ -193,6 +204,7 @@ class Service:
             wall_s=time.time(),
             oom_kills=self.oom_kills(),
         )
+        self.activity.worked(now_s)
         running = Running(self, accepted, params, on_start)
         self.running[accepted.exec_id] = running
         running.start()
@@ -237,6 +249,7 @@ class Service:
     def undo_start(self, failed: Exec) -> None:
         """A start failed: nothing of it is kept, its id is free."""
         self.registry.failed(failed)
+        self.activity.worked(time.monotonic())
         del self.running[failed.exec_id]
         self.journal.failed(failed.number)
         self._note_idle()
@@ -252,7 +265,11 @@ class Service:
 
     def closed(self, running: Running) -> None:
         """Nothing of an exec is left; keep its record while there is room."""
-        self.registry.closed(running.exec, time.monotonic())
+        now_s = time.monotonic()
+        self.registry.closed(running.exec, now_s)
+        self.activity.leftovers_ended(now_s)
+        if len(running.readers):
+            self.activity.worked(now_s)
         self.spares.refill()  # a rescue has what it was lent until its end
         self._drop_expired()
         self._note_idle()
@@ -277,9 +294,12 @@ class Service:
 
     def warnings_now(self) -> list[str]:
         """Return what an operator should know: what was found at boot, and what is so now."""
-        if not self.journal.exists or self.journal.is_on:
-            return self.warnings
-        return [*self.warnings, f"the journal has failed: {self.journal.reason}"]
+        found = list(self.warnings)
+        if self.journal.exists and not self.journal.is_on:
+            found.append(f"the journal has failed: {self.journal.reason}")
+        if self.claiming.ownership.claim is not None and not self.claiming.is_durable:
+            found.append(f"the claim ends with this daemon: {self.claiming.reason}")
+        return found
 
     def live(self) -> list[Running]:
         """Return every live exec."""
