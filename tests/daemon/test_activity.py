@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
+import signal
 import threading
 import time
 from typing import TYPE_CHECKING, Any, Final
@@ -13,6 +15,7 @@ import pytest
 from runnerd.client.asynchronous import connect as connect_async
 from runnerd.client.blocking import connect
 from runnerd.client.errors import RemoteError
+from tests.daemon.looking import planted
 from tests.daemon.test_fence import Owner, refused
 from tests.harness import RunnerdProcess, wait_for
 from tests.raw import RawClient, RawError
@@ -24,6 +27,17 @@ if TYPE_CHECKING:
 
 RACE_S: Final = 60.0 if os.environ.get("RUNNERD_CASES_FULL") == "1" else 4.0
 ROUNDS: Final = 1000
+SLOW_JOURNAL: Final = """
+import time
+from runnerd.daemon import starting
+from runnerd.daemon.journal_file import JournalFile
+write = JournalFile.write
+def slow(file, rows, meta, *, anew):
+    time.sleep(0.4)
+    write(file, rows, meta, anew=anew)
+JournalFile.write = slow
+starting.JOURNAL_WAIT_S = 10
+"""
 LEAVES: Final = ["sh", "-c", "sleep 900 >/dev/null 2>&1 </dev/null & exit 0"]
 
 
@@ -68,7 +82,7 @@ def test_looking_is_no_activity(runnerd_daemon: RunnerdProcess) -> None:
     with RawClient(path) as client:
         client.call("exec.start", exec_id="e", argv=["echo", "x"])
         closed(client, "e")
-        before_s = idle_for_s(client)
+        before_s = wait_for(lambda: found_s if (found_s := idle_for_s(client)) > 0.3 else None)
         began_s = time.monotonic()
         for _ in range(3):
             with RawClient(path) as probe:
@@ -78,8 +92,9 @@ def test_looking_is_no_activity(runnerd_daemon: RunnerdProcess) -> None:
                 probe.call("exec.wait", exec_id="e")
                 probe.call("exec.attach", exec_id="e")  # of what is over
                 probe.note("exec.closed", "e")
-                for method in ("exec.signal", "exec.start"):
-                    refused(probe, method, exec_id="e", signal="TERM", argv=["true"])
+                ended = refused(probe, "exec.signal", exec_id="e", signal="TERM")
+                exists = refused(probe, "exec.start", exec_id="e", argv=["true"])
+                assert (ended.kind, exists.kind) == ("exec_ended", "exec_exists")
                 refused(probe, "daemon.drain", if_idle_for_s=1e6)
                 activity(probe, if_idle_for_s=5, leftovers_count=True)
         assert idle_for_s(client) >= before_s + (time.monotonic() - began_s) - 0.05
@@ -121,17 +136,45 @@ def test_leftovers_are_listed_and_count_only_where_asked_for(
         assert (counted["reasons"], counted["idle_for_s"]) == (["leftovers"], 0)
         error = refused(client, "daemon.drain", if_idle_for_s=0, leftovers_count=True)
         assert error.data["reasons"] == ["leftovers"]
-        with RawClient(path) as reader:  # somebody looks at the dev server
-            reader.call("exec.attach", exec_id="e")
-            assert activity(client)["reasons"] == ["attached_clients"]
-        wait_for(lambda: activity(client)["idle"])
-        assert idle_for_s(client) < 5
         wait_for(lambda: idle_for_s(client) > 0.2)
         pid = int(client.call("exec.inspect", exec_id="e", tree=True)["processes"][0]["pid"])
-        os.kill(pid, 9)
+        os.kill(pid, signal.SIGKILL)
         closed(client, "e")
         assert idle_for_s(client) > 0.2  # its end is no work
         assert idle_for_s(client, leftovers_count=True) < idle_for_s(client) - 0.1
+
+
+def test_who_is_attached_to_leftovers_counts_until_they_leave_or_it_ends(
+    runnerd_daemon: RunnerdProcess,
+) -> None:
+    path = runnerd_daemon.socket_path
+    with RawClient(path) as client:
+        client.call("exec.start", exec_id="e", argv=LEAVES)
+        wait_for(lambda: client.call("exec.inspect", exec_id="e")["state"] == "lingering")
+        pid = int(client.call("exec.inspect", exec_id="e", tree=True)["processes"][0]["pid"])
+        for leaves in (True, False):
+            with RawClient(path) as reader:
+                reader.call("exec.attach", exec_id="e")
+                attached_s = time.monotonic()
+                assert activity(client)["reasons"] == ["attached_clients"]
+                wait_for(lambda: time.monotonic() - attached_s > 0.3)  # noqa: B023 - called here
+                if not leaves:
+                    os.kill(pid, signal.SIGKILL)
+                    closed(client, "e")
+                    assert idle_for_s(client) <= time.monotonic() - attached_s - 0.3
+            wait_for(lambda: activity(client)["idle"])
+            assert idle_for_s(client) <= time.monotonic() - attached_s - 0.3
+
+
+@pytest.mark.parametrize("argv", [["sleep", "0.4"], ["/nonexistent"]])
+def test_a_start_counts_until_its_exit_or_its_failure(start_daemon: Start, argv: list[str]) -> None:
+    daemon = start_daemon(**planted(SLOW_JOURNAL))
+    with RawClient(daemon.socket_path) as client:
+        sent_s = time.monotonic()
+        with contextlib.suppress(RawError):
+            client.call("exec.start", exec_id="e", argv=argv)
+            closed(client, "e")
+        assert idle_for_s(client) <= time.monotonic() - sent_s - 0.4
 
 
 def test_a_pin_is_the_sandboxs_and_not_its_connections(start_daemon: Start, tmp_path: Any) -> None:

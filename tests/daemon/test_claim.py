@@ -333,7 +333,7 @@ def test_what_comes_behind_a_claim_waits_until_it_is_written(
 def test_a_disk_that_is_too_slow_is_waited_for_no_longer_and_caught_up_with(
     start_daemon: Start,
 ) -> None:
-    daemon = start_daemon(**planted(SLOW_WRITE.format(after_s=0.5, wait_s=0.05)))
+    daemon = start_daemon(**planted(SLOW_WRITE.format(after_s=0.5, wait_s=0.001)))
     with Owner(daemon.socket_path, 1) as owner:
         assert not create(owner)["durable"]
         # However many come meanwhile, the last one is what is written.
