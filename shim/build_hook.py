@@ -41,6 +41,7 @@ NATIVE_DIR: Final = SHIM_DIR.parent / "runnerd" / "_native"
 SHIM_NAME: Final = "runnerd-shim"
 GUARD_NAME: Final = "guard.so"
 SPOOL_NAME: Final = "spool_io.so"
+STAMP_NAME: Final = ".built-from"
 TARGETS: Final = ("x86_64", "aarch64")
 ZIGLANG: Final = "ziglang>=0.13,<0.18"
 
@@ -133,7 +134,7 @@ def build(
     target = target or machine()
     cc = cc or find_compiler(target)
     shim, guard, spool = out / SHIM_NAME, out / GUARD_NAME, out / SPOOL_NAME
-    stamp, digest = out / ".built-from", _digest([*cc, target, mode])
+    stamp, digest = out / STAMP_NAME, _digest([*cc, target, mode])
     fresh = stamp.is_file() and stamp.read_text(encoding="ascii") == digest
     if fresh and all(each.is_file() for each in (shim, guard, spool)):
         return shim, guard, spool
@@ -144,6 +145,17 @@ def build(
     _compile([*cc, *STRICT, *LIBRARY_FLAGS, str(SHIM_DIR / "spool_io.c")], spool)
     stamp.write_text(digest, encoding="ascii")
     return shim, guard, spool
+
+
+def build_launcher(result: Path) -> None:
+    """Compile what starts the bundle's Python; no wheel needs it.
+
+    Raises:
+        BuildError: As build().
+    """
+    result.parent.mkdir(parents=True, exist_ok=True)
+    cc = find_compiler(machine())
+    _compile([*cc, *STRICT, *MODES["release"], str(SHIM_DIR / "bundle_launcher.c")], result)
 
 
 def _digest(words: list[str]) -> str:

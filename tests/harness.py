@@ -20,8 +20,10 @@ if TYPE_CHECKING:
 
 RUNNERD: Final = (sys.executable, "-m", "runnerd.daemon.main")
 REPOSITORY: Final = Path(__file__).resolve().parent.parent
-READY_S: Final = 20.0
-STOP_S: Final = 10.0
+PATIENCE: Final = float(os.environ.get("RUNNERD_TEST_PATIENCE", "1"))
+"""How many times as long to wait: an emulated processor is ten times slower."""
+READY_S: Final = 20.0 * PATIENCE
+STOP_S: Final = 10.0 * PATIENCE
 _PR_SET_CHILD_SUBREAPER: Final = 36  # prctl(2)
 _OURS: Final = (
     signal.SIGHUP,
@@ -48,7 +50,7 @@ def with_default_signals() -> None:
 
 def wait_for(what: Callable[[], Any], timeout_s: float = 10.0) -> Any:
     """Wait until `what()` is true and return it: a level, polled, never an edge."""
-    deadline_s = time.monotonic() + timeout_s
+    deadline_s = time.monotonic() + timeout_s * PATIENCE
     while not (found := what()):
         assert time.monotonic() < deadline_s, f"not within {timeout_s} s"
         time.sleep(0.005)

@@ -195,6 +195,7 @@ _PARTS: Final[tuple[type[msgspec.Struct], ...]] = (
     answers.ProcessInfo,
     answers.Holder,
     answers.OomOrder,
+    answers.MemoryAdmission,
     ErrorData,
 )
 

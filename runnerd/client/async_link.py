@@ -15,12 +15,13 @@ import anyio
 import anyio.lowlevel
 
 from .errors import ClientTimeout
-from .wire import Wire
+from .wire import LEAVE_S, LEAVE_STEP_S, Wire
 
 if TYPE_CHECKING:
     import socket
     from collections.abc import Callable
 
+    from .locate import Way
     from .wire import Options
 
 
@@ -53,11 +54,11 @@ class AsyncLink(Wire):
         ended: Rung once the conversation is over.
     """
 
-    def __init__(self, connection: socket.socket, path: str, options: Options) -> None:
+    def __init__(self, connection: socket.socket, way: Way, options: Options) -> None:
         self.bells: set[Bells] = set()
         self._greeted = Bells()
         self._unsent = Bells()
-        super().__init__(connection, path, options)
+        super().__init__(connection, way, options)
 
     async def serve(self) -> None:
         """Carry the conversation until it is over; errors end it, and are its `end`."""
@@ -145,6 +146,14 @@ class AsyncLink(Wire):
         self.close()
         for bells in [*self.bells]:
             bells.ring()
+
+    async def leave(self) -> None:
+        """Close it, and see that nothing of ours is left of it: for what LEAVE_S says at most."""
+        self.close()
+        with anyio.move_on_after(LEAVE_S, shield=True):
+            while not self._way.has_left():  # noqa: ASYNC110  # the kernel rings no bell of ours
+                await anyio.sleep(LEAVE_STEP_S)
+        self._way.end()
 
     def _drop_socket(self) -> None:
         if self.socket is not None:

@@ -18,12 +18,10 @@ from typing import TYPE_CHECKING, Literal, TypeVar
 import anyio
 import msgspec
 
-from runnerd import __version__
 from runnerd.protocol.answers import (
     HelloAnswer,
     OutputNote,
 )
-from runnerd.protocol.framing import Encoding
 from runnerd.protocol.requests import (
     ExecAttach,
     ExecCancel,
@@ -34,9 +32,10 @@ from runnerd.protocol.requests import (
 from .asking import Requests, asynchronous
 from .async_execs import AsyncExec
 from .async_link import AsyncLink, Bells
+from .command import CommandWay
 from .errors import ClientError, ClientTimeout
 from .feeding import StdinFeeder
-from .locate import open_socket
+from .locate import SocketWay
 from .requesting import (
     BOTH,
     CALL_TIMEOUT_S,
@@ -49,16 +48,16 @@ from .requesting import (
 )
 from .routing import feed
 from .session import Answer, Failure
-from .wire import RECONNECT_S, Options
+from .wire import HELLO_S, Options
 
 if TYPE_CHECKING:
     import os
     from collections.abc import AsyncIterator, Callable, Sequence
     from typing import Unpack
 
-    from .errors import StreamLost
     from .requesting import StartFields, Stream
     from .routing import Reply
+    from .wire import OptionFields
 
 T = TypeVar("T", bound=msgspec.Struct)
 
@@ -67,13 +66,8 @@ T = TypeVar("T", bound=msgspec.Struct)
 async def connect(
     path: str | os.PathLike[str] | None = None,
     *,
-    client: str = f"runnerd.client/{__version__}",
-    incarnation: str | None = None,
-    fence: int | Literal["current"] | None = None,
-    encoding: Encoding = Encoding.MSGPACK,
-    timeout_s: float = 10.0,
-    reconnect_s: float = RECONNECT_S,
-    on_lost: Callable[[StreamLost], None] | None = None,
+    timeout_s: float = HELLO_S,
+    **options: Unpack[OptionFields],
 ) -> AsyncIterator[AsyncClient]:
     """Connect to a daemon for the length of a block; see blocking.connect for all of it.
 
@@ -82,19 +76,37 @@ async def connect(
 
     Raises:
         ConnectFailed: If no socket is there, nobody listens, or it may not be opened.
+        TokenUnreadable: If the token's file cannot be read.
         RemoteError: If the daemon refused the hello.
         ClientTimeout: If it did not answer in time.
     """
-    options = Options(
-        client=client,
-        incarnation=incarnation,
-        fence=fence,
-        encoding=encoding,
-        reconnect_s=reconnect_s,
-        on_lost=on_lost,
-    )
     # Connecting to a Unix socket waits only for a full backlog, and then is a typed error soon.
-    link = AsyncLink(*open_socket(path, timeout_s), options)
+    chosen = Options(**options)
+    link = AsyncLink(*SocketWay.open(path, timeout_s), chosen)
+    async with _greeted(link, timeout_s) as client:
+        yield client
+
+
+@contextlib.asynccontextmanager
+async def connect_command(
+    command: Sequence[str], *, timeout_s: float = HELLO_S, **options: Unpack[OptionFields]
+) -> AsyncIterator[AsyncClient]:
+    """Connect through a command for the length of a block; see blocking.connect_command.
+
+    Raises:
+        ConnectFailed: If it cannot be started, or ends without a byte.
+        TokenUnreadable: If the token's file cannot be read.
+        RemoteError: If the daemon refused the hello.
+        ClientTimeout: If it did not answer in time.
+    """
+    chosen = Options(**options)
+    link = AsyncLink(*CommandWay.open(command), chosen)
+    async with _greeted(link, timeout_s) as client:
+        yield client
+
+
+@contextlib.asynccontextmanager
+async def _greeted(link: AsyncLink, timeout_s: float) -> AsyncIterator[AsyncClient]:
     try:
         async with anyio.create_task_group() as tasks:
             tasks.start_soon(link.serve)
@@ -110,7 +122,7 @@ async def connect(
             raise group.exceptions[0] from None
         raise
     finally:
-        link.close()
+        await link.leave()
 
 
 class AsyncClient:

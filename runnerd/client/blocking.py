@@ -11,12 +11,10 @@ from typing import TYPE_CHECKING, Literal, TypeVar
 
 import msgspec
 
-from runnerd import __version__
 from runnerd.protocol.answers import (
     HelloAnswer,
     OutputNote,
 )
-from runnerd.protocol.framing import Encoding
 from runnerd.protocol.requests import (
     Params,
 )
@@ -26,7 +24,7 @@ from .errors import ClientTimeout
 from .execs import Exec
 from .feeding import StdinFeeder
 from .link import Link, deadline
-from .locate import open_socket
+from .locate import SocketWay
 from .requesting import (
     BOTH,
     CALL_TIMEOUT_S,
@@ -39,7 +37,7 @@ from .requesting import (
 )
 from .routing import feed
 from .session import Answer, Failure
-from .wire import RECONNECT_S, Options
+from .wire import HELLO_S, Options
 
 if TYPE_CHECKING:
     import os
@@ -50,10 +48,10 @@ if TYPE_CHECKING:
     from runnerd.protocol.requests import ExecStart
 
     from .conversation import Occurrence
-    from .errors import StreamLost
     from .requesting import StartFields, Stream
+    from .wire import OptionFields
 
-__all__ = ["CALL_TIMEOUT_S", "WINDOW_BYTES", "Client", "Completed", "connect"]
+__all__ = ["CALL_TIMEOUT_S", "WINDOW_BYTES", "Client", "Completed", "connect", "connect_command"]
 
 T = TypeVar("T", bound=msgspec.Struct)
 
@@ -61,13 +59,8 @@ T = TypeVar("T", bound=msgspec.Struct)
 def connect(
     path: str | os.PathLike[str] | None = None,
     *,
-    client: str = f"runnerd.client/{__version__}",
-    incarnation: str | None = None,
-    fence: int | Literal["current"] | None = None,
-    encoding: Encoding = Encoding.MSGPACK,
-    timeout_s: float = 10.0,
-    reconnect_s: float = RECONNECT_S,
-    on_lost: Callable[[StreamLost], None] | None = None,
+    timeout_s: float = HELLO_S,
+    **options: Unpack[OptionFields],
 ) -> Client:
     """Connect to a daemon and say hello.
 
@@ -78,30 +71,60 @@ def connect(
     Args:
         path: The socket; by default $RUNNERD_SOCKET, else /run/runnerd/runnerd.sock if it
             exists, else $XDG_RUNTIME_DIR/runnerd/runnerd.sock.
-        client: Who is calling, for the daemon's log; at most 256 characters.
-        incarnation: The daemon start expected; another one refuses before any effect.
-        fence: The owner's, said in every hello; see Hello.
-        encoding: MessagePack, or JSON for a look at the wire.
         timeout_s: The most to wait for the daemon's hello, in seconds; a connection lost before
             it came is tried for again too.
-        reconnect_s: How long to try for another connection once one is lost, in seconds, before
-            StreamLost is raised; 0 = not at all. Where nobody listens any more, 5 s at most.
-        on_lost: Called each time a connection is lost and another is going to be tried for.
+        options:
+            client: Who is calling, for the daemon's log; at most 256 characters.
+            incarnation: The daemon start expected; another one refuses before any effect.
+            fence: The owner's, said in every hello; see Hello.
+            token: The secret the daemon asks for, see its --token-file.
+            token_file: The file that holds it; with neither, $RUNNERD_TOKEN_FILE names it.
+            encoding: MessagePack, or JSON for a look at the wire.
+            reconnect_s: How long to try for another connection once one is lost, in seconds,
+                before StreamLost is raised, 60 if not given; 0 = not at all. Where nobody
+                listens any more, 5 s at most.
+            on_lost: Called each time a connection is lost and another is going to be tried for.
 
     Raises:
         ConnectFailed: If no socket is there, nobody listens, or it may not be opened.
+        TokenUnreadable: If the token's file cannot be read.
         RemoteError: If the daemon refused the hello.
         ClientTimeout: If it did not answer in time.
     """
-    options = Options(
-        client=client,
-        incarnation=incarnation,
-        fence=fence,
-        encoding=encoding,
-        reconnect_s=reconnect_s,
-        on_lost=on_lost,
-    )
-    connected = Client(Link(*open_socket(path, timeout_s), options))
+    chosen = Options(**options)
+    return _greeted(Link(*SocketWay.open(path, timeout_s), chosen), timeout_s)
+
+
+def connect_command(
+    command: Sequence[str], *, timeout_s: float = HELLO_S, **options: Unpack[OptionFields]
+) -> Client:
+    """Connect to a daemon through a command, `docker exec -i NAME runnerctl bridge`, say.
+
+    For a daemon whose socket cannot be reached from here. The command's standard input and output
+    are the connection. It is started again where the connection is lost, by the same rules as
+    with connect(), which has the other arguments; it ends with the client.
+
+    Args:
+        command: The program, looked for on PATH, and its arguments; no shell is involved. It is
+            in a session of its own: Ctrl-C does not reach it, and it cannot ask on the terminal.
+        timeout_s: The most to wait for the daemon's hello, in seconds.
+        options: As for connect().
+
+    Raises:
+        ConnectFailed: If it cannot be started, or ends without a byte; with what it said on
+            standard error.
+        TokenUnreadable: If the token's file cannot be read.
+        RemoteError: If the daemon refused the hello.
+        ClientTimeout: If it did not answer in time.
+    """
+    from .command import CommandWay  # noqa: PLC0415  # subprocess is a third of an import of us
+
+    chosen = Options(**options)
+    return _greeted(Link(*CommandWay.open(command), chosen), timeout_s)
+
+
+def _greeted(link: Link, timeout_s: float) -> Client:
+    connected = Client(link)
     try:
         connected.greet(timeout_s)
     except BaseException:
@@ -148,7 +171,7 @@ class Client:
 
     def close(self) -> None:
         """Close the connection. Everything that runs keeps running."""
-        self._link.close()
+        self._link.leave()
 
     @property
     def unsent_bytes(self) -> int:

@@ -71,6 +71,7 @@ class Conversation:
         client: Who is calling, for the daemon's log.
         incarnation: The daemon start expected, None = whichever answers first.
         fence: The owner's, said in every hello; see Hello.
+        token: The secret the daemon asks for, said in every hello.
         encoding: How messages are written.
         mint: Returns a new secret word of 32 characters of 0-9 a-f, for ids, nonces and names.
 
@@ -89,6 +90,7 @@ class Conversation:
         client: str | None = None,
         incarnation: str | None = None,
         fence: int | Literal["current"] | None = None,
+        token: str | None = None,
         encoding: Encoding = Encoding.MSGPACK,
     ) -> None:
         self.hello: HelloAnswer | None = None
@@ -97,6 +99,7 @@ class Conversation:
         self._client = client
         self._incarnation = incarnation
         self._fence: int | Literal["current"] | None = fence
+        self._token = token
         self._encoding = encoding
         self._mint = mint
         self._name = f"c-{mint()[:16]}"
@@ -265,6 +268,7 @@ class Conversation:
             client=self._client,
             incarnation=self._incarnation,
             fence=self._fence,
+            token=self._token,
         )
         self._hello_id, framed = self._session.request("hello", hello)
         self._queue(framed)

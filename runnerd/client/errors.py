@@ -82,6 +82,17 @@ class ConnectFailed(ClientError):
         self.paths = tuple(paths)
 
 
+class TokenUnreadable(ClientError):
+    """The token for the daemon could not be read from its file."""
+
+    def __init__(self, message: str) -> None:
+        super().__init__(
+            message,
+            preserved="nothing was sent",
+            hint="name a file you can read by token_file, --token-file or RUNNERD_TOKEN_FILE",
+        )
+
+
 class StreamLost(ClientError):
     """The connection ended while something was still expected from it. No exit is made up.
 

@@ -7,7 +7,7 @@ import time
 from typing import TYPE_CHECKING
 
 from .errors import ClientTimeout
-from .wire import Wire
+from .wire import LEAVE_S, LEAVE_STEP_S, Wire
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -79,6 +79,14 @@ class Link(Wire):
             if deadline_s is not None and now_s >= deadline_s:
                 return False
             self._wait(None if wait_ms is None else max(wait_ms, 0))
+
+    def leave(self) -> None:
+        """Close it, and see that nothing of ours is left of it: for what LEAVE_S says at most."""
+        self.close()
+        until_s = time.monotonic() + LEAVE_S
+        while not self._way.has_left() and time.monotonic() < until_s:
+            time.sleep(LEAVE_STEP_S)
+        self._way.end()
 
     def _wait(self, wait_ms: int | None) -> None:
         poll = select.poll()

@@ -1,15 +1,87 @@
-"""Where the daemon's socket is, and what it means when it cannot be opened."""
+"""Where the daemon's socket and its token are, what it means when they cannot be had, the way."""
 
 from __future__ import annotations
 
 import os
 import socket
-from typing import Final
+from typing import TYPE_CHECKING, Final, Protocol
 
-from .errors import ConnectFailed
+from runnerd.protocol.requests import TOKEN_CHARS_MAX
 
+from .errors import ConnectFailed, TokenUnreadable
+
+if TYPE_CHECKING:
+    from typing import Self
+
+_TOKEN_READ_BYTES: Final = TOKEN_CHARS_MAX + 3  # with a line's end
 SOCKET_VARIABLE: Final = "RUNNERD_SOCKET"
+TOKEN_VARIABLE: Final = "RUNNERD_TOKEN_FILE"  # noqa: S105 - names the file alone
 SYSTEM_SOCKET: Final = "/run/runnerd/runnerd.sock"
+
+
+class Way(Protocol):
+    """How connections to a daemon are made, one after the other.
+
+    Where that takes a process of our own (command.py), it ends once its connection is closed.
+    """
+
+    def reopen(self) -> socket.socket:
+        """Make one more connection, not blocking, without waiting.
+
+        Raises:
+            FileNotFoundError: If nothing is there to connect to.
+            ConnectionRefusedError: If nobody listens.
+            OSError: If it cannot be had just now.
+        """
+
+    def turned_away(self) -> ConnectFailed | None:
+        """Say why the first connection ended without a byte; None = it may be tried again."""
+
+    def words(self) -> str:
+        """Return what the last connection's maker had to say; empty = nothing."""
+
+    def has_left(self) -> bool:
+        """Whether nothing of ours is left of a connection that was closed."""
+
+    def end(self) -> None:
+        """Leave nothing of ours, whatever state it is in."""
+
+
+class SocketWay:
+    """The way by a Unix socket.
+
+    Args:
+        path: Absolute.
+    """
+
+    def __init__(self, path: str) -> None:
+        self._path = path
+
+    @classmethod
+    def open(
+        cls, path: str | os.PathLike[str] | None, timeout_s: float
+    ) -> tuple[socket.socket, Self]:
+        """Make the first connection; see open_socket."""
+        connection, found = open_socket(path, timeout_s)
+        return connection, cls(found)
+
+    def reopen(self) -> socket.socket:
+        """Make one more."""
+        return reopen_socket(self._path)
+
+    def turned_away(self) -> None:
+        """See Way: a daemon that ends a connection without a word may be about to stop."""
+
+    def words(self) -> str:
+        """See Way."""
+        return ""
+
+    def has_left(self) -> bool:
+        """See Way."""
+        return True
+
+    def end(self) -> None:
+        """See Way."""
 
 
 def socket_paths() -> list[str]:
@@ -43,6 +115,33 @@ def open_socket(path: str | os.PathLike[str] | None, timeout_s: float) -> tuple[
     # Absolute: the next one is opened there too, wherever the program has gone meanwhile. Links
     # are left as they are: what a link leads to may change.
     return connection, os.path.abspath(chosen)  # noqa: PTH100
+
+
+def find_token(token: str | None, path: str | os.PathLike[str] | None) -> str | None:
+    """Return the token to say hello with, or None where none was given.
+
+    Args:
+        token: The token itself.
+        path: The file that holds it, without its trailing newline; by default what
+            $RUNNERD_TOKEN_FILE names.
+
+    Raises:
+        TokenUnreadable: If there is no token in the file, or it cannot be read.
+    """
+    if token is not None:
+        return token
+    named = os.fspath(path) if path is not None else os.environ.get(TOKEN_VARIABLE)
+    if not named:
+        return None
+    try:
+        with open(named, "rb") as file:  # noqa: PTH123 - pathlib would cost runnerctl its import
+            held = file.read(_TOKEN_READ_BYTES).rstrip(b"\r\n")
+    except OSError as error:
+        reason = (error.strerror or str(error)).lower()
+        raise TokenUnreadable(f"cannot read the token in '{named}': {reason}") from error
+    if not held or len(held) > TOKEN_CHARS_MAX or not held.isascii():
+        raise TokenUnreadable(f"there is no token in '{named}'")
+    return held.decode("ascii")
 
 
 def reopen_socket(path: str) -> socket.socket:

@@ -9,19 +9,21 @@ from __future__ import annotations
 
 import os
 import socket
-from typing import TYPE_CHECKING, Final, Literal
+from typing import TYPE_CHECKING, Final, Literal, TypedDict
+
+from runnerd import __version__
+from runnerd.protocol.framing import Encoding
 
 from .conversation import Conversation
-from .locate import reopen_socket
+from .locate import find_token
 from .repeating import Patience
 from .routing import Router
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from runnerd.protocol.framing import Encoding
-
     from .errors import StreamLost
+    from .locate import Way
 
 _READ_BYTES: Final = 256 * 1024
 
@@ -34,32 +36,48 @@ SILENCE_S: Final = 20.0
 
 RECONNECT_S: Final = 60.0
 
+# A command that connects ends by itself once its connection is closed, as soon as what was in it
+# has passed; one that does not is killed.
+LEAVE_S: Final = 1.0
+LEAVE_STEP_S: Final = 0.002
+
+
+class OptionFields(TypedDict, total=False):
+    """The arguments of Options, for functions that pass them on."""
+
+    client: str
+    incarnation: str | None
+    fence: int | Literal["current"] | None
+    token: str | None
+    token_file: str | os.PathLike[str] | None
+    encoding: Encoding
+    reconnect_s: float
+    on_lost: Callable[[StreamLost], None] | None
+
 
 class Options:
-    """How a client behaves over its connections.
+    """How a client behaves over its connections; see blocking.connect for each.
 
-    Args:
-        client: Who is calling, for the daemon's log.
-        incarnation: The daemon start expected.
-        fence: The owner's, said in every hello.
-        encoding: How messages are written.
-        reconnect_s: How long to try for another connection, in seconds; 0 = never.
-        on_lost: Called when a connection is lost and another one is going to be tried for.
+    Raises:
+        TokenUnreadable: If the token's file cannot be read.
     """
 
     def __init__(
         self,
         *,
-        client: str,
-        incarnation: str | None,
-        fence: int | Literal["current"] | None,
-        encoding: Encoding,
-        reconnect_s: float,
-        on_lost: Callable[[StreamLost], None] | None,
+        client: str = f"runnerd.client/{__version__}",
+        incarnation: str | None = None,
+        fence: int | Literal["current"] | None = None,
+        token: str | None = None,
+        token_file: str | os.PathLike[str] | None = None,
+        encoding: Encoding = Encoding.MSGPACK,
+        reconnect_s: float = RECONNECT_S,
+        on_lost: Callable[[StreamLost], None] | None = None,
     ) -> None:
         self.client = client
         self.incarnation = incarnation
         self.fence = fence
+        self.token = find_token(token, token_file)
         self.encoding = encoding
         self.reconnect_s = reconnect_s
         self.on_lost = on_lost
@@ -70,7 +88,7 @@ class Wire:
 
     Args:
         connection: The first, connected; the wire owns and closes it.
-        path: Where the next ones are opened.
+        way: How the next ones are made.
         options: See Options.
 
     Attributes:
@@ -78,16 +96,17 @@ class Wire:
         socket: The present connection, None between two.
     """
 
-    def __init__(self, connection: socket.socket, path: str, options: Options) -> None:
+    def __init__(self, connection: socket.socket, way: Way, options: Options) -> None:
         connection.setblocking(False)
         self.socket: socket.socket | None = connection
-        self._path = path
+        self._way = way
         self._options = options
         self._conversation = Conversation(
             mint=lambda: os.urandom(16).hex(),
             client=options.client,
             incarnation=options.incarnation,
             fence=options.fence,
+            token=options.token,
             encoding=options.encoding,
         )
         self.router = Router(self._conversation, self.send_some)
@@ -95,6 +114,7 @@ class Wire:
         self._hello_by_s: float | None = None
         self._silent_since_s: float | None = None
         self._is_write_broken = False
+        self._was_heard = False
         self._buffer = bytearray(_READ_BYTES)
         self._conversation.opened()
 
@@ -181,6 +201,7 @@ class Wire:
         if not count_bytes:
             self._lose(now_s)
             return True
+        self._was_heard = True
         was_greeted = self._conversation.is_greeted
         events = self._conversation.receive(memoryview(self._buffer)[:count_bytes])
         if self._conversation.is_greeted and not was_greeted:
@@ -197,7 +218,7 @@ class Wire:
         if now_s < self._patience.next_at_s:
             return False
         try:
-            self.socket = reopen_socket(self._path)
+            self.socket = self._way.reopen()
         except (FileNotFoundError, ConnectionRefusedError):
             self._patience.refused(now_s)
         except OSError:  # a full backlog, no descriptor: not the end of anything
@@ -216,6 +237,8 @@ class Wire:
         was_greeted = self._conversation.is_greeted
         events = self._conversation.lost()
         self._patience.lost(now_s)
+        if not self._was_heard and self._conversation.end is None:
+            self._conversation.end = self._way.turned_away()
         self._give_up_if_over(lost)
         if self._conversation.end is None and was_greeted and self._options.on_lost is not None:
             self._options.on_lost(lost)
@@ -223,7 +246,10 @@ class Wire:
 
     def _give_up_if_over(self, lost: StreamLost | None = None) -> None:
         if self._patience.next_at_s is None and self._conversation.end is None:
-            self._conversation.end = lost or self._conversation.lost_error()
+            lost = lost or self._conversation.lost_error()
+            if words := self._way.words():
+                lost.hint = f"what connects says: {words}"
+            self._conversation.end = lost
 
     def _drop_socket(self) -> None:
         self._hello_by_s = self._silent_since_s = None

@@ -30,6 +30,7 @@ WORK: Final = frozenset(
 """Requests that are work once they are not refused. A start is, as it is accepted."""
 
 _NAMED: Final = 3
+_UNPIN_S: Final = 60.0  # when to come back where no pin ends by itself
 
 
 class Facts(NamedTuple):
@@ -101,11 +102,12 @@ class Activity:
         self._expire(now_s)
         was_pinned = self._pins.pop(reason, None) is not None
         if len(self._pins) >= PINS_MAX:
+            ends = [pin.until_s - now_s for pin in self._pins.values() if pin.until_s is not None]
             raise RequestError(
                 "busy",
                 f"the sandbox has {PINS_MAX} pins; that is the most",
                 hint="end one that is no longer needed (runnerctl unpin)",
-                retryable=False,
+                retry_after_s=min(ends, default=_UNPIN_S),
             )
         self._pins[reason] = _Pin(now_s, None if ttl_s is None else now_s + ttl_s)
         return was_pinned

@@ -51,6 +51,8 @@ class Bounds(msgspec.Struct, frozen=True, kw_only=True):
     Attributes:
         live_execs_max: min(1024, (hard nofile - 128) / 6): a live exec holds a control socket,
             three pipes, and room for two more.
+        admit_memory_percent: A start is refused while more than this share of the memory limit is
+            in use; 0 = never.
         tail_bytes_min: What a live tail shrinks to when many are live.
     """
 
@@ -74,6 +76,7 @@ class Bounds(msgspec.Struct, frozen=True, kw_only=True):
     parked_shims: int = 3
     env_bytes_max: int = 1 * MIB
     outgoing_bytes_max: int = 8 * MIB
+    admit_memory_percent: int = 90
 
 
 def limits_of(bounds: Bounds, *, has_spool: bool) -> Limits:
@@ -97,5 +100,6 @@ def limits_of(bounds: Bounds, *, has_spool: bool) -> Limits:
         spool_total_bytes=bounds.spool_total_bytes_max if has_spool else 0,
         labels=LABELS_MAX,
         env_bytes=bounds.env_bytes_max,
+        admit_memory_percent=bounds.admit_memory_percent,
         pins=PINS_MAX,
     )

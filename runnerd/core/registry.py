@@ -23,6 +23,7 @@ from runnerd.protocol.answers import TranscriptState
 from runnerd.protocol.errors import RequestError
 from runnerd.protocol.requests import ExecStart
 
+from .admission import RETRY_S, MemoryUse, check_memory
 from .bounds import Bounds
 from .budget import TailBudget
 from .digest import Content
@@ -32,8 +33,6 @@ from .remembered import same_start
 from .settled import Settled, marker_of
 from .slots import Slots
 from .tombstones import Tombstones
-
-_RETRY_S = 1.0
 
 
 class Registry:
@@ -197,6 +196,7 @@ class Registry:
         wall_s: float,
         oom_kills: int | None,
         content: Content | None = None,
+        memory: MemoryUse | None = None,
     ) -> Exec:
         """Take a start that `recall` does not know, or refuse it with nothing changed.
 
@@ -206,6 +206,8 @@ class Registry:
         assert exec_id not in self._execs, "a start never adopts"
         assert self._settled.get(exec_id) is None, "a start never adopts"
         self._admit(exec_id)
+        if params.admission == "check":
+            check_memory(memory, self._bounds.admit_memory_percent, exec_id)
         self.starts += 1
         accepted = Exec(
             exec_id,
@@ -231,7 +233,7 @@ class Registry:
             raise RequestError(
                 "busy",
                 f"{self.live_count} execs are live; the most is {self._bounds.live_execs_max}",
-                retry_after_s=_RETRY_S,
+                retry_after_s=RETRY_S,
             )
         if self.budget.used_bytes > 2 * self._bounds.transcript_total_bytes_max:
             self.budget.relieve()  # readers may have let go since anything was written
@@ -239,7 +241,7 @@ class Registry:
             raise RequestError(
                 "busy",
                 f"{self.budget.used_bytes} bytes of output wait for readers that do not read",
-                retry_after_s=_RETRY_S,
+                retry_after_s=RETRY_S,
             )
 
     def failed(self, failed: Exec) -> None:

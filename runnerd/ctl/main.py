@@ -38,6 +38,7 @@ COMMANDS: Final = {
     "metrics": ("metrics", "print the daemon's metrics"),
     "drain": ("drain", "let the daemon take no new work"),
     "undrain": ("drain", "let the daemon take new work again"),
+    "bridge": ("bridge", "pass a connection to the daemon through, on standard input and output"),
     "stop": ("stop", "end every exec and the daemon"),
     "schema": ("schema", "print the JSON Schema of every message"),
 }
@@ -83,6 +84,12 @@ def build_parser(words: Sequence[str]) -> argparse.ArgumentParser:
         default=argparse.SUPPRESS,
         help="act as the owner of fence N, which from then on shuts out lower ones; `current` acts "
         "whoever the owner is (default: none, which may only look once there is an owner)",
+    )
+    common.add_argument(
+        "--token-file",
+        metavar="FILE",
+        default=argparse.SUPPRESS,
+        help="the file with the token that the daemon asks for (default: $RUNNERD_TOKEN_FILE)",
     )
     parser = Parser(
         prog="runnerctl",

@@ -179,7 +179,7 @@ class Passer:
                 rest = rest[os.write(descriptor, rest) :]
             except BlockingIOError:
                 # Whoever shares this descriptor with us has made it non-blocking.
-                _wait_writable(descriptor)
+                wait_ready(descriptor, select.POLLOUT)
             except OSError as error:
                 self._lose_reader(note.stream, error)
                 return
@@ -304,9 +304,10 @@ class Passer:
         )
 
 
-def _wait_writable(descriptor: int) -> None:
+def wait_ready(descriptor: int, what: int) -> None:
+    """Wait until a descriptor is ready for what is wanted of it: POLLIN or POLLOUT."""
     poll = select.poll()
-    poll.register(descriptor, select.POLLOUT)
+    poll.register(descriptor, what)
     poll.poll()
 
 

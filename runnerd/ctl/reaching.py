@@ -13,8 +13,13 @@ if TYPE_CHECKING:
 
         path: str | None
         fence: int | Literal["current"] | None
+        token_file: str | None
 
 
 def where(options: argparse.Namespace) -> Where:
-    """Return what --socket and --fence say; they may stand before and after the subcommand."""
-    return {"path": getattr(options, "socket", None), "fence": getattr(options, "fence", None)}
+    """Return what --socket, --fence and --token-file say, before or after the subcommand."""
+    return {
+        "path": getattr(options, "socket", None),
+        "fence": getattr(options, "fence", None),
+        "token_file": getattr(options, "token_file", None),
+    }

@@ -1,12 +1,15 @@
 """Who may talk to the daemon: the peer's user, and where its process comes from.
 
-Gate 1: the peer's uid is ours, root's, or allowed by --allow-uid.
+Gate 1: the peer's uid is ours, root's, or allowed by --allow-uid. A user who has no uid in our user
+namespace is shown as the overflow uid, which says nothing of who it is: one from beyond our pid
+namespace too is let in by --allow-uid overflow alone, which needs a token (tokens.py, gate 3).
 Gate 2: the peer does not descend from runnerd: that is what a hostile command would be. Asked
 under the peer's pidfd, alive before and after, so that the pid cannot have changed hands in
 between; a peer already gone is refused, since a command can hand its socket to a child and leave.
 Only pid 0, a peer beyond our pid namespace, counts as outside without a look.
 
-Source: unix(7), SO_PEERCRED; SO_PEERPIDFD since Linux 6.5.
+Source: unix(7), SO_PEERCRED; SO_PEERPIDFD since Linux 6.5; user_namespaces(7), "Unmapped user
+and group IDs".
 """
 
 from __future__ import annotations
@@ -15,7 +18,7 @@ import os
 import select
 import socket
 import struct
-from collections.abc import Collection
+from pathlib import Path
 from typing import Final, NamedTuple
 
 from runnerd.protocol.errors import RequestError
@@ -25,7 +28,7 @@ from .procfs import Stat, descends_from, read_stat
 from .signalling import open_pidfd
 
 _CRED: Final = struct.Struct("iII")
-_OVERFLOW_UID: Final = 65534
+_EVERY_UID: Final = 2**32 - 1  # what the first user namespace maps: nobody is beyond it
 
 
 class Peer(NamedTuple):
@@ -36,21 +39,61 @@ class Peer(NamedTuple):
     gid: int
 
 
+class Allowed(NamedTuple):
+    """Whom gate 1 lets in besides our own user and root.
+
+    Attributes:
+        uids: By uid.
+        overflow: Whether also peers from beyond our user and pid namespaces.
+        overflow_uid: What those are shown as; None where nobody can be beyond.
+    """
+
+    uids: frozenset[int] = frozenset()
+    overflow: bool = False
+    overflow_uid: int | None = None
+
+
+def find_overflow_uid() -> int | None:
+    """Return the uid that stands for every user without one here, None where all have one."""
+    try:
+        mapped = sum(
+            int(line.split()[2]) for line in Path("/proc/self/uid_map").read_text().splitlines()
+        )
+        if mapped >= _EVERY_UID:
+            return None
+        return int(Path("/proc/sys/kernel/overflowuid").read_text())
+    except (OSError, ValueError, IndexError):
+        return 65534  # DEFAULT_OVERFLOWUID, include/linux/highuid.h
+
+
 def peer_of(sock: socket.socket) -> Peer:
     """Return the credentials the kernel recorded at connect(2)."""
     raw = sock.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CRED.size)
     return Peer(*_CRED.unpack(raw))
 
 
-def check_peer(sock: socket.socket, peer: Peer, allowed_uids: Collection[int]) -> None:
+def _check_uid(peer: Peer, allowed: Allowed) -> None:
+    if peer.uid == allowed.overflow_uid:
+        if peer.pid == 0 and allowed.overflow:
+            return
+        # From beyond the pid namespace too, it is nobody whom a number could name: not even ours.
+        if peer.pid == 0:
+            raise RequestError(
+                "unauthorized",
+                f"uid {peer.uid} is a user beyond our user namespace: --allow-uid overflow lets "
+                "it in, with a token",
+            )
+    if peer.uid not in {0, os.geteuid()} and peer.uid not in allowed.uids:
+        raise RequestError("unauthorized", f"uid {peer.uid} is not allowed")
+
+
+def check_peer(sock: socket.socket, peer: Peer, allowed: Allowed) -> None:
     """Let a peer in, or say why not.
 
     Raises:
         RequestError: unauthorized, peer_gone or peer_refused.
     """
-    if peer.uid not in {0, os.geteuid()} and peer.uid not in allowed_uids:
-        what = "a user beyond our user namespace" if peer.uid == _OVERFLOW_UID else "not allowed"
-        raise RequestError("unauthorized", f"uid {peer.uid} is {what}")
+    _check_uid(peer, allowed)
     if peer.pid == 0:
         return
     pidfd = _peer_pidfd(sock, peer)

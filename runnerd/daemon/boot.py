@@ -13,6 +13,17 @@ from .linux import PR_SET_CHILD_SUBREAPER, PR_SET_DUMPABLE, PR_SET_NAME, prctl, 
 _RESERVED_FDS = 6  # 0-2, and the three numbers a shim is given its own as
 
 
+def open_fds() -> frozenset[int]:
+    """Return the descriptors this process has been given: to be asked before any is opened."""
+    found: set[int] = set()
+    with contextlib.suppress(OSError):
+        for name in os.listdir("/proc/self/fd"):
+            with contextlib.suppress(OSError):
+                os.fstat(int(name))  # not the one this list was read through
+                found.add(int(name))
+    return frozenset(found)
+
+
 def fill_standard_fds() -> None:
     """Open 0-5 on /dev/null where they are free.
 

@@ -34,6 +34,7 @@ if TYPE_CHECKING:
 
 _READ_BYTES: Final = 64 * 1024
 _TURN_S: Final = 0.002
+_WRONG_TOKENS_MAX: Final = 3
 
 
 class Connection:
@@ -73,6 +74,7 @@ class Connection:
         self._closing = False
         self._has_frames = False
         self._held: trio.Event | None = None
+        self._wrong_tokens = 0
         self._scope = trio.CancelScope()
 
     # ------------------------------------------------------------------ life
@@ -233,6 +235,12 @@ class Connection:
     def fail_inside(self, request_id: RequestId | None) -> None:
         """Answer a request that a stray failure met."""
         self.fail(request_id, RequestError("internal", "the request failed inside runnerd"))
+
+    def count_wrong_token(self) -> None:
+        """A hello was refused for its token; after a few nothing more is read from this peer."""
+        self._wrong_tokens += 1
+        if self._wrong_tokens >= _WRONG_TOKENS_MAX:
+            self._closing = True  # the refusal itself is still written, see serve()
 
     def note_stopping(self, note: StoppingNote) -> None:
         """Tell an open connection that the daemon stops."""

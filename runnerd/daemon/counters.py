@@ -52,5 +52,6 @@ class Counters:
         self.superseded = 0
         self.accept_failures = 0
         self.signals_refused = 0
+        self.tokens_refused: Counter[str] = Counter()
         self.start_duration = Histogram()
         self.exec_duration = Histogram()

@@ -205,6 +205,7 @@ def daemon_info(service: Service) -> DaemonInfo:
         kill_leaves=service.leaves.kill,
         memory_leaves=service.leaves.memory,
         oom_order=service.oom_order,
+        memory_admission=service.memory_gauge.info(),
         spool_directory=service.spool.place.directory,
         spool_reason=service.spool.place.reason,
         limits=service.limits,

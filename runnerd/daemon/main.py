@@ -15,6 +15,7 @@ from .guard import CAUSE_ERROR, Guard, set_up_guard
 
 if TYPE_CHECKING:
     from .options import Options
+    from .tokens import Token
 
 EX_CANTCREAT = 73  # sysexits.h
 EX_SOFTWARE = 70
@@ -24,19 +25,22 @@ _SHIM = Path(__file__).parent.parent / "_native" / "runnerd-shim"
 def main() -> None:
     """Run `runnerd`; does not return."""
     # First of all, before the slow imports: from here on a TERM is an orderly stop.
-    from .boot import fill_standard_fds
+    from .boot import fill_standard_fds, open_fds
 
+    inherited = open_fds()
     fill_standard_fds()
     guard = set_up_guard()
-    from .options import EX_CONFIG, ConfigError, parse_options
+    from .options import EX_CONFIG, ConfigError, check_fds, parse_options
 
     try:
         options = parse_options(sys.argv[1:], os.environ, str(_SHIM))
+        check_fds(options, inherited)
+        token = _token(options)
     except ConfigError as error:
         _leave(EX_CONFIG, f"runnerd: {error}")
     code = 0
     try:
-        code = _serve(options, guard)
+        code = _serve(options, guard, token)
     except SystemExit:
         raise
     except BaseException as error:  # noqa: BLE001 - the last place before the process ends
@@ -58,7 +62,18 @@ def _leave(code: int, message: str | None = None) -> NoReturn:
     os._exit(code)
 
 
-def _serve(options: Options, guard: Guard) -> int:
+def _token(options: Options) -> Token | None:
+    if options.token_file is None and options.token_fd is None:
+        return None
+    from .tokens import read_token_fd, read_token_file
+
+    if options.token_file is not None:
+        return read_token_file(options.token_file)
+    assert options.token_fd is not None
+    return read_token_fd(options.token_fd)
+
+
+def _serve(options: Options, guard: Guard, token: Token | None) -> int:
     from runnerd.protocol.errors import RequestError
 
     from .listening import Listener, SocketError
@@ -82,7 +97,7 @@ def _serve(options: Options, guard: Guard) -> int:
     try:
         from .run import run_daemon
 
-        return run_daemon(options, guard, listener)
+        return run_daemon(options, guard, listener, token)
     finally:
         listener.close()
 

@@ -22,7 +22,7 @@ from .linux import CAP_SYS_RESOURCE, has_capability
 
 COMMAND_SCORE: Final = 900
 _SCORE_MIN: Final = -1000
-_V1_UNLIMITED: Final = 2**62  # v1 shows "no limit" as the largest multiple of a page
+V1_UNLIMITED: Final = 2**62  # v1 shows "no limit" as the largest multiple of a page
 _OWN_SCORE: Final = Path("/proc/self/oom_score_adj")
 
 
@@ -60,7 +60,7 @@ class Cgroup(NamedTuple):
         """Return the tightest memory limit, or None for none."""
         texts = self.read_upwards("memory.max" if self.version == 2 else "memory.limit_in_bytes")
         limits = [int(text) for text in texts if text.isdigit()]
-        return min((each for each in limits if each < _V1_UNLIMITED), default=None)
+        return min((each for each in limits if each < V1_UNLIMITED), default=None)
 
 
 def find_cgroup(

@@ -75,10 +75,10 @@ def dispatch(service: Service, connection: Connection, codec: Codec, request: Re
         RequestError: What its answer says; nothing was changed.
     """
     kind = METHODS.get(request.method)
+    if not connection.is_open and request.method != "hello" and (kind or service.token):
+        raise RequestError("hello_required", f"send hello before {request.method[:64]}")
     if kind is None:
         raise RequestError("method_unknown", f"there is no method '{request.method[:64]}'")
-    if not connection.is_open and request.method != "hello":
-        raise RequestError("hello_required", f"send hello before {request.method}")
     params = codec.params(request.params, kind)
     if request.id is None and request.method != "exec.ack":
         raise RequestError("invalid_request", "only exec.ack may be sent without an id")
@@ -100,7 +100,35 @@ def _serve(call: Call, params: Params) -> None:
     handler()
 
 
+def _check_token(call: Call, params: Hello) -> None:
+    """Gate 3, before a hello tells anything or has any effect.
+
+    Raises:
+        RequestError: unauthorized.
+    """
+    service, connection = call.service, call.connection
+    if service.token is None or service.token.matches(params.token):
+        return
+    what = "missing" if params.token is None else "wrong"
+    service.counters.tokens_refused[what] += 1
+    service.log.warning(
+        "token_refused",
+        connection=connection.number,
+        what=what,
+        pid=connection.peer.pid,
+        uid=connection.peer.uid,
+        total=service.counters.tokens_refused.total(),
+    )
+    connection.count_wrong_token()
+    raise RequestError(
+        "unauthorized",
+        "this daemon asks for a token" if params.token is None else "the token is not this one's",
+        hint="say hello with the token that the daemon was given, see runnerctl --token-file",
+    )
+
+
 def _hello(call: Call, params: Hello) -> None:
+    _check_token(call, params)
     service = call.service
     spoken = [version for version in params.protocol if version in PROTOCOL_VERSIONS]
     if not spoken:

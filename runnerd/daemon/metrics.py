@@ -187,6 +187,12 @@ class _Collector:
         yield self._single(
             "runnerd_journal_failures", "How often the journal failed.", service.journal.failures
         )
+        yield self._counter(
+            "runnerd_tokens_refused",
+            "Hellos without the token, or with another one.",
+            counters.tokens_refused,
+            "what",
+        )
         yield self._single(
             "runnerd_signals_refused",
             "Stop signals sent by the daemon's own descendants, not obeyed.",

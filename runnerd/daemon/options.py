@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import argparse
+import fcntl
 import os
 import resource
-import sys
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from typing import Final, Literal, NoReturn
 
 import msgspec
@@ -22,6 +22,7 @@ EX_CONFIG: Final = 78
 _NOFILE_RESERVED: Final = 128
 _FDS_OF_AN_EXEC: Final = 6
 _LIVE_EXECS_MIN: Final = 8
+_PERCENT_MAX: Final = 100
 
 
 class ConfigError(Exception):
@@ -36,6 +37,8 @@ class Options(msgspec.Struct, kw_only=True):
         socket_mode: Permission bits of the socket.
         socket_owner, socket_group: Whom it is given to.
         allow_uids: Peers besides our own user and root.
+        allow_overflow: Whether also who has no uid here: from beyond our user and pid namespaces.
+        token_file, token_fd: Where the token comes from that every hello must carry.
         user: Who commands run as by default.
         cwd: Where they run by default.
         state_dir: Where to keep what outlives the daemon.
@@ -54,6 +57,9 @@ class Options(msgspec.Struct, kw_only=True):
     socket_owner: str | None
     socket_group: str | None
     allow_uids: frozenset[int]
+    allow_overflow: bool
+    token_file: str | None
+    token_fd: int | None
     user: str | None
     cwd: str
     state_dir: str | None
@@ -74,8 +80,7 @@ class _Parser(argparse.ArgumentParser):
     def error(self, message: str) -> NoReturn:
         if _Parser.reads_environment:
             raise ConfigError(f"in the RUNNERD_* variables: {message}")
-        self.print_usage(sys.stderr)
-        self.exit(EX_USAGE, f"runnerd: {message}\n")
+        self.exit(EX_USAGE, f"runnerd: {message}\nhint: runnerd serve --help\n")
 
 
 def parse_options(argv: list[str], environ: Mapping[str, str], shim: str) -> Options:
@@ -128,7 +133,12 @@ def _parser(shim: str) -> _Parser:
     add("--socket-owner", metavar="USER", help="give the socket to this user")
     add("--socket-group", metavar="GROUP", help="give the socket to this group")
     add("--allow-uid", metavar="UID", action="append", default=[],
-        help="let this user in besides our own and root; may be repeated")  # fmt: skip
+        help="let this user in besides our own and root; may be repeated. overflow: whoever "
+        "connects from beyond our user and pid namespaces, with a token")  # fmt: skip
+    add("--token-file", metavar="FILE", help="ask every client for the token in this file, which "
+        "nobody else may read")  # fmt: skip
+    add("--token-fd", metavar="N", type=int, help="the same, read from this descriptor to its end")
+    add("--token", nargs="?", const="", help=argparse.SUPPRESS)  # only to be refused
     add("--user", metavar="USER", help="who commands run as where a start does not say")
     add("--cwd", metavar="DIR", default="/", help="where they run; default: %(default)s")
     add("--state-dir", metavar="DIR", help="what outlives the daemon; default: /var/lib/runnerd, "
@@ -156,6 +166,33 @@ def _parser(shim: str) -> _Parser:
         )
     parser.serve_options = frozenset(serve._option_string_actions)  # noqa: SLF001
     return parser
+
+
+def check_fds(options: Options, inherited: Collection[int]) -> None:
+    """See that the descriptors named on the command line are there, and are what they should be.
+
+    Args:
+        options: The options.
+        inherited: Those open at the first moment: one opened since is ours, under any number.
+
+    Raises:
+        ConfigError: If one is not.
+    """
+    if options.token_fd in (1, 2):
+        raise ConfigError(f"--token-fd: {options.token_fd} is where output goes")
+    if options.token_fd is not None and options.token_fd == options.ready_fd:
+        raise ConfigError(f"--ready-fd and --token-fd: both are {options.token_fd}")
+    for name, fd, wrong_way in (
+        ("--ready-fd", options.ready_fd, os.O_RDONLY),
+        ("--token-fd", options.token_fd, os.O_WRONLY),
+    ):
+        if fd is None:
+            continue
+        if fd not in inherited:
+            raise ConfigError(f"{name}: descriptor {fd} is not open here")
+        if fcntl.fcntl(fd, fcntl.F_GETFL) & os.O_ACCMODE == wrong_way:
+            verb = "written" if wrong_way == os.O_RDONLY else "read"
+            raise ConfigError(f"{name}: descriptor {fd} cannot be {verb}")
 
 
 def _from_environment(environ: Mapping[str, str], known: frozenset[str]) -> list[str]:
@@ -189,8 +226,10 @@ def _options(given: argparse.Namespace) -> Options:
         raise ConfigError(f"--socket-mode: '{given.socket_mode}' is no octal number") from error
     if not 0 <= mode <= 0o777:
         raise ConfigError(f"--socket-mode: {given.socket_mode} is not between 0 and 0777")
-    if any(not uid.isdigit() for uid in given.allow_uid):
-        raise ConfigError(f"--allow-uid: {', '.join(given.allow_uid)} is no uid")
+    uids = [uid for uid in given.allow_uid if uid != "overflow"]
+    if any(not (uid.isascii() and uid.isdigit()) for uid in uids):
+        raise ConfigError(f"--allow-uid: {', '.join(uids)} is neither a uid nor `overflow`")
+    _check_token(given, allow_overflow="overflow" in given.allow_uid)
     if not given.cwd.startswith("/"):
         raise ConfigError(f"--cwd: '{given.cwd}' is not an absolute path")
     if given.cgroups not in ("auto", "off") and not os.path.isdir(given.cgroups):
@@ -202,7 +241,10 @@ def _options(given: argparse.Namespace) -> Options:
         socket_mode=mode,
         socket_owner=given.socket_owner,
         socket_group=given.socket_group,
-        allow_uids=frozenset(map(int, given.allow_uid)),
+        allow_uids=frozenset(map(int, uids)),
+        allow_overflow="overflow" in given.allow_uid,
+        token_file=given.token_file,
+        token_fd=given.token_fd,
         user=given.user,
         cwd=given.cwd,
         state_dir=given.state_dir,
@@ -215,6 +257,21 @@ def _options(given: argparse.Namespace) -> Options:
         shim=os.path.abspath(given.shim),
         bounds=_bounds(given),
     )
+
+
+def _check_token(given: argparse.Namespace, *, allow_overflow: bool) -> None:
+    if given.token is not None:
+        raise ConfigError(
+            "--token: a token on the command line can be read by others; it is not taken: use "
+            "--token-file or --token-fd"
+        )
+    if given.token_file is not None and given.token_fd is not None:
+        raise ConfigError("--token-file and --token-fd: give one of them")
+    if allow_overflow and given.token_file is None and given.token_fd is None:
+        raise ConfigError(
+            "--allow-uid overflow: lets in whoever has no uid here, so it needs a token: "
+            "--token-file or --token-fd"
+        )
 
 
 def default_socket() -> str:
@@ -237,7 +294,10 @@ def _bounds(given: argparse.Namespace) -> Bounds:
         value = getattr(given, field.name)
         if value is None:
             continue
-        if not value > 0:
+        if field.name == "admit_memory_percent":
+            if not 0 <= value <= _PERCENT_MAX:
+                raise ConfigError(f"--admit-memory-percent: {value} is not 0 to {_PERCENT_MAX}")
+        elif not value > 0:
             raise ConfigError(f"--{field.name.replace('_', '-')}: {value} is not above 0")
         asked[field.name] = value
     hard = resource.getrlimit(resource.RLIMIT_NOFILE)[1]

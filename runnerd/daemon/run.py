@@ -16,6 +16,8 @@ from pathlib import Path
 import trio
 
 from . import boot
+from .access import Allowed, find_overflow_uid
+from .admission import MemoryGauge
 from .cgroup import Leaves
 from .guard import Guard, cause_name
 from .last_words import EXECS_LISTED, LastWords, read_last_words, write_last_words
@@ -34,18 +36,19 @@ from .shims import ShimPool
 from .spares import Spares
 from .spool_file import open_spool
 from .stopping import stop, stop_without_loop, watch_guard
+from .tokens import Token
 
 _RESTARTS_MAX = 3
 _GARBAGE_OBJECTS = 5000  # between two looks for cycles; we make few
 
 
-def run_daemon(options: Options, guard: Guard, listener: Listener) -> int:
+def run_daemon(options: Options, guard: Guard, listener: Listener, token: Token | None) -> int:
     """Serve; returns the exit code.
 
     Every error that gets here takes the stop path, so this does not raise.
     """
     log = Log(options.log_level)
-    service = _assemble(options, guard, listener, log)
+    service = _assemble(options, guard, listener, log, token)
     _catch_strays(service)
     words = _Words(service)
     try:
@@ -61,7 +64,9 @@ def run_daemon(options: Options, guard: Guard, listener: Listener) -> int:
     return guard.code()
 
 
-def _assemble(options: Options, guard: Guard, listener: Listener, log: Log) -> Service:
+def _assemble(
+    options: Options, guard: Guard, listener: Listener, log: Log, token: Token | None
+) -> Service:
     environment = dict(os.environb)
     boot.close_on_exec()
     spares = Spares()
@@ -91,6 +96,8 @@ def _assemble(options: Options, guard: Guard, listener: Listener, log: Log) -> S
     warnings = [*order.warnings, *memory.warnings]
     if guard.kind != "native":
         warnings.append(f"the stop deadline is held by a stand-in ({guard.kind})")
+    if token is not None and token.is_short:
+        warnings.append("the token is short enough to be guessed; 32 random characters are not")
     if not is_subreaper:
         warnings.append("this process is no subreaper: what a killed shim leaves is not found")
     folder = None if memory.directory is None else Path(memory.directory.path)
@@ -119,11 +126,13 @@ def _assemble(options: Options, guard: Guard, listener: Listener, log: Log) -> S
         reaper=Reaper(pool, log, poller, when_open=guard.hold),
         oom_counter=OomCounter(cgroup),
         oom_order=order,
+        memory_gauge=MemoryGauge(cgroup, options.bounds.admit_memory_percent),
         socket_path=listener.path,
         is_subreaper=is_subreaper,
         all_children_ours=all_children_ours,
         warnings=warnings,
         memory=memory,
+        token=token,
     )
     service.registry.restore(
         memory.pasts,
@@ -152,7 +161,8 @@ def _catch_strays(service: Service) -> None:
 
 
 async def _main(service: Service, options: Options, listener: Listener, words: _Words) -> None:
-    server = Server(service, listener.socket, options.allow_uids)
+    allowed = Allowed(options.allow_uids, options.allow_overflow, find_overflow_uid())
+    server = Server(service, listener.socket, allowed)
     async with trio.open_nursery() as nursery:
         nursery.start_soon(_core, service, "poller", service.poller.run)
         nursery.start_soon(_core, service, "reaper", service.reaper.run)

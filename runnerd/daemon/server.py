@@ -7,14 +7,13 @@ import errno
 import os
 import socket
 import time
-from collections.abc import Collection
 from typing import Final
 
 import trio
 
 from runnerd.protocol.errors import RequestError
 
-from .access import Peer, check_peer, peer_of
+from .access import Allowed, Peer, check_peer, peer_of
 from .connection import Connection
 from .service import Service
 
@@ -31,15 +30,13 @@ class Server:
     Args:
         service: The daemon's shared parts.
         listening: The bound socket, not blocking.
-        allowed_uids: Peers besides our own user and root.
+        allowed: Peers besides our own user and root.
     """
 
-    def __init__(
-        self, service: Service, listening: socket.socket, allowed_uids: Collection[int]
-    ) -> None:
+    def __init__(self, service: Service, listening: socket.socket, allowed: Allowed) -> None:
         self._service = service
         self._listening = listening
-        self._allowed_uids = allowed_uids
+        self._allowed = allowed
         # Given up for a moment when no descriptor is free, so that a peer is closed cleanly and
         # does not hang in the backlog.
         self._reserve: int | None = os.open("/dev/null", os.O_RDONLY | os.O_CLOEXEC)
@@ -95,7 +92,9 @@ class Server:
             peer = peer_of(sock)
             refusal = self._refusal(sock, peer)
         except OSError as error:  # no descriptor left to look with: nobody gets in unseen
-            refusal = RequestError("busy", f"cannot look at the peer: {error.strerror}")
+            refusal = RequestError(
+                "busy", f"cannot look at the peer: {error.strerror}", retry_after_s=1.0
+            )
         except Exception as error:  # noqa: BLE001 - stray: what this one peer is made of
             service.stray(error, "access")
             refusal = RequestError("internal", "the peer could not be looked at")
@@ -116,7 +115,7 @@ class Server:
 
     def _refusal(self, sock: socket.socket, peer: Peer) -> RequestError | None:
         try:
-            check_peer(sock, peer, self._allowed_uids)
+            check_peer(sock, peer, self._allowed)
         except RequestError as error:
             return error
         most = self._service.bounds.connections_max

@@ -23,6 +23,7 @@ from runnerd.protocol.answers import OomOrder
 from runnerd.protocol.errors import RequestError
 from runnerd.protocol.requests import METHODS, ExecStart
 
+from .admission import MemoryGauge
 from .cgroup import Leaves
 from .claiming import Claiming
 from .counters import Counters
@@ -46,6 +47,7 @@ from .spares import Spares
 from .spool import Spooler
 from .spool_file import SpoolPlace
 from .stdin_pump import StdinTotals
+from .tokens import Token
 
 if TYPE_CHECKING:
     from .connection import Connection
@@ -70,7 +72,9 @@ class Service:
         reaper: Waits.
         oom_counter: The cgroup's counter.
         oom_order: What was found about it at boot.
+        memory_gauge: What is in use of its limit.
         memory: What earlier incarnations left, and where this one may leave something.
+        token: What every hello must carry; None = nothing.
 
     Attributes:
         running: Every exec that is live or kept, by id.
@@ -97,11 +101,13 @@ class Service:
         reaper: Reaper,
         oom_counter: OomCounter,
         oom_order: OomOrder,
+        memory_gauge: MemoryGauge,
         socket_path: str,
         is_subreaper: bool,
         all_children_ours: bool,
         warnings: list[str],
         memory: Memory,
+        token: Token | None,
     ) -> None:
         self.bounds = bounds
         self.log = log
@@ -113,6 +119,7 @@ class Service:
         self.launcher = launcher
         self.reaper = reaper
         self.oom_order = oom_order
+        self.memory_gauge = memory_gauge
         self.socket_path = socket_path
         self.is_subreaper = is_subreaper
         self.all_children_ours = all_children_ours
@@ -155,6 +162,7 @@ class Service:
         self.stdin_totals = StdinTotals(bounds)
         self.big_pipes = BigPipes()
         self.rests = Rests(poller, self)
+        self.token = token
         self.version = runnerd.__version__
         self.features = sorted(METHODS)
         self.started_s = time.monotonic()
@@ -203,6 +211,7 @@ class Service:
             now_s=now_s,
             wall_s=time.time(),
             oom_kills=self.oom_kills(),
+            memory=self.memory_gauge.use(now_s),
         )
         self.activity.worked(now_s)
         running = Running(self, accepted, params, on_start)

@@ -42,6 +42,8 @@ class Limits(msgspec.Struct, kw_only=True):
         labels: Labels of one exec.
         env_bytes: Names and values set by env.set.
         pins: Pins at once.
+        admit_memory_percent: The share of the memory limit above which starts are refused; 0 =
+            none is.
     """
 
     frame_bytes: int
@@ -62,6 +64,7 @@ class Limits(msgspec.Struct, kw_only=True):
     spool_total_bytes: int
     labels: int
     env_bytes: int
+    admit_memory_percent: int = 0
     pins: int = 0
 
 
@@ -627,6 +630,24 @@ class OomOrder(msgspec.Struct, kw_only=True):
     warnings: list[str]
 
 
+class MemoryAdmission(msgspec.Struct, kw_only=True):
+    """Whether a start is refused where memory is short, and how short it is now.
+
+    Attributes:
+        percent_max: A start is refused while more than this share of the limit is in use; 0 =
+            never.
+        working_set_bytes: What is in use, without file cache not used lately, of the cgroup
+            nearest its limit among ours and those above; null where nothing is checked.
+        limit_bytes: That cgroup's limit; null with it.
+        reason: Why nothing is checked, or null.
+    """
+
+    percent_max: int
+    working_set_bytes: int | None
+    limit_bytes: int | None
+    reason: str | None
+
+
 class DaemonInfo(msgspec.Struct, kw_only=True):
     """The answer to daemon.info.
 
@@ -661,6 +682,7 @@ class DaemonInfo(msgspec.Struct, kw_only=True):
         kill_leaves: Whether an exec has a cgroup v2 of its own, killed as a whole.
         memory_leaves: Whether that counts its own OOM kills, so that their verdict is certain.
         oom_order: See OomOrder.
+        memory_admission: See MemoryAdmission.
         spool_directory: Where output beyond the memory tails is kept; null = nowhere.
         spool_reason: Why nowhere.
         limits: See Limits.
@@ -707,6 +729,7 @@ class DaemonInfo(msgspec.Struct, kw_only=True):
     claim: Claim | None = None
     claim_durable: bool = False
     claim_reason: str | None = None
+    memory_admission: MemoryAdmission | None = None
 
 
 class MetricsAnswer(msgspec.Struct, kw_only=True):

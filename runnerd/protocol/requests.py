@@ -26,6 +26,7 @@ LABELS_MAX: Final = 32
 LABEL_KEY_BYTES_MAX: Final = 63
 LABEL_VALUE_BYTES_MAX: Final = 256
 TERM_CHARS_MAX: Final = 128
+TOKEN_CHARS_MAX: Final = 1024
 USER_CHARS_MAX: Final = 520  # two names of LOGIN_NAME_MAX (256, sysconf(3)) and a colon
 RLIM_INFINITY: Final = 2**64 - 1
 PRIVATE_PREFIX: Final = "RUNNERD_"
@@ -181,16 +182,24 @@ class Hello(Params):
         fence: A number that grows with each new owner of the sandbox. Once one is set, only a
             connection that carries the highest may change anything; "current" takes whatever
             that is, an operator's override.
+        token: The secret this daemon asks for, where it asks for one (--token-file). In no log, no
+            error and no representation of this request.
     """
 
     protocol: Annotated[list[Version], Meta(max_length=64)]
     client: Annotated[str, Meta(max_length=256)] | None = None
     incarnation: Annotated[str, Meta(max_length=64)] | None = None
     fence: Fence | Literal["current"] | None = None
+    token: Annotated[str, Meta(max_length=TOKEN_CHARS_MAX)] | None = None
 
     def __post_init__(self) -> None:
         _check_text("client", self.client)
         _check_text("incarnation", self.incarnation)
+
+    def __repr__(self) -> str:
+        shown = {name: getattr(self, name) for name in self.__struct_fields__ if name != "token"}
+        words = [*(f"{name}={value!r}" for name, value in shown.items()), "token=..."]
+        return f"Hello({', '.join(words)})"
 
 
 class Attach(Params):

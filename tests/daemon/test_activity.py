@@ -204,7 +204,7 @@ def test_no_more_pins_than_hello_says(runnerd_daemon: RunnerdProcess) -> None:
         for number in range(most):
             client.call("sandbox.pin", reason=f"{number}" + "x" * 250)
         error = refused(client, "sandbox.pin", reason="one more")
-        assert (error.kind, error.data["retryable"]) == ("busy", False)
+        assert (error.kind, error.data["retry_after_s"]) == ("busy", 60)
         assert len(activity(client)["pins"]) == most
 
 

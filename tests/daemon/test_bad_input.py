@@ -312,6 +312,7 @@ def test_at_most_256_requests_of_a_connection_wait(daemon: RunnerdProcess) -> No
             with pytest.raises(RawError) as caught:
                 client.answer(each)
             kinds.append(caught.value.kind)
+            assert caught.value.data["retry_after_s"] == 0.1
         assert set(kinds) == {"busy"}
         other.call("exec.cancel", exec_id="e", grace_s=0)
         assert all(client.answer(each)["signal"] == 9 for each in ids[:256])
@@ -460,7 +461,8 @@ def test_writes_that_wait_are_bounded_in_bytes(start_daemon: Start) -> None:
             with pytest.raises(RawError) as caught:
                 client.answer(each)
             assert caught.value.kind == "busy"
-            assert caught.value.data["retryable"] is True
+            told = caught.value.data
+            assert (told["retryable"], told["retry_after_s"]) == (True, 1.0)
             refused += 1
         assert refused == 32
         grown = rss(daemon) - memory
@@ -502,6 +504,7 @@ def test_an_attach_past_the_limit_starts_nothing(start_daemon: Start) -> None:
         with pytest.raises(RawError) as caught:
             client.call("exec.start", exec_id="more", argv=["sleep", "900"], attach={})
         assert caught.value.kind == "busy"
+        assert caught.value.data["retry_after_s"] == 1.0
         info = client.call("daemon.info")
         assert (info["starts"], info["live_execs"], info["subscriptions"]) == (before, 2, 2)
         # A start that fails gives its room back.

@@ -17,6 +17,7 @@ import pytest
 
 from runnerd.core.bounds import Bounds
 from runnerd.daemon.memory import Cgroup, OomCounter, find_cgroup, oom_order
+from runnerd.daemon.options import EX_CONFIG, EX_USAGE
 from tests import needs
 from tests.daemon.looking import log_lines
 from tests.harness import REPOSITORY, RUNNERD, RunnerdProcess, is_alive, wait_for
@@ -58,9 +59,54 @@ def test_ready_is_said_once_the_socket_answers(tmp_path: Path) -> None:
     os.close(reader)
 
 
-def test_a_bad_ready_fd_costs_nothing(tmp_path: Path) -> None:
-    with serving("--socket", str(tmp_path / "s"), "--ready-fd", "987", stderr=subprocess.DEVNULL):
+def leaves_with(code: int, *words: str, **options: Any) -> list[str]:
+    """Run a daemon that must leave by itself with this code; returns the lines it said."""
+    done = subprocess.run(
+        [*RUNNERD, "serve", *words], cwd=REPOSITORY, capture_output=True, text=True, timeout=30,
+        check=False, **options,
+    )  # fmt: skip
+    assert done.returncode == code, done.stderr
+    said: list[str] = done.stderr.splitlines()
+    return said
+
+
+@pytest.mark.parametrize("fd", [3, 4, 5, 6, 9, 987, -1])
+def test_a_ready_fd_that_is_closed_is_refused(tmp_path: Path, fd: int) -> None:
+    """Under some of these numbers the daemon has opened something of its own by then."""
+    socket_path = tmp_path / "s"
+    lines = leaves_with(EX_CONFIG, "--socket", str(socket_path), "--ready-fd", str(fd))
+    assert lines == [f"runnerd: --ready-fd: descriptor {fd} is not open here"]
+    assert not socket_path.exists()
+
+
+def test_a_ready_fd_that_cannot_be_written_is_refused(tmp_path: Path) -> None:
+    with Path(os.devnull).open() as null:
+        lines = leaves_with(
+            EX_CONFIG, "--socket", str(tmp_path / "s"), "--ready-fd", str(null.fileno()),
+            pass_fds=(null.fileno(),),
+        )  # fmt: skip
+        said = f"runnerd: --ready-fd: descriptor {null.fileno()} cannot be written"
+    assert lines == [said]
+
+
+def test_a_ready_fd_whose_reader_is_gone_costs_nothing(tmp_path: Path) -> None:
+    reader, writer = os.pipe()
+    os.close(reader)
+    words = ("--socket", str(tmp_path / "s"), "--ready-fd", str(writer))
+    with serving(*words, stderr=subprocess.DEVNULL, pass_fds=(writer,)):
+        os.close(writer)
         wait_for(lambda: answers(tmp_path / "s"))
+
+
+@pytest.mark.parametrize(
+    "words",
+    [("--socket-mod", "0600", "extra"), ("--spool", "tape"), ("--nonsense",), ("--ready-fd", "x")],
+)
+def test_bad_usage_is_said_in_one_line_with_one_of_hint(words: tuple[str, ...]) -> None:
+    error, hint = leaves_with(EX_USAGE, *words)
+    assert error.startswith("runnerd: ")
+    assert words[-1] in error
+    assert hint == "hint: runnerd serve --help"
 
 
 @pytest.mark.parametrize("abstract", [False, True], ids=["path", "abstract"])

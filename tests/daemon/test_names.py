@@ -251,6 +251,7 @@ def test_names_of_one_exec_are_bounded(runnerd_daemon: RunnerdProcess) -> None:
         with pytest.raises(RawError) as caught:
             client.call("exec.attach", exec_id="e", subscriber="more")
         assert caught.value.kind == "busy"
+        assert caught.value.data["retry_after_s"] > 0
         assert inspect(client)["subscriptions"] == NAMES_MAX
         client.call("exec.attach", exec_id="e")  # without a name there is room
         for at in (7, 3):

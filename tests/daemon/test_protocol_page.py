@@ -40,9 +40,10 @@ PLAYED: Final = [
     if encoding is Encoding.JSON or not transcript.json_only
 ]
 
+SECRET: Final = "/run/secrets/runnerd"  # no file of this machine's
+
 # Kinds that no transcript can show, and what shows them instead.
 NOT_PLAYED: Final = {
-    "unauthorized": "needs a peer of another user",
     "peer_refused": "needs a peer that is a command",
     "peer_gone": "needs a peer that is gone",
     "not_permitted": "needs a process of another user",
@@ -92,10 +93,17 @@ def test_the_daemon_does_what_the_page_shows(
     ids=lambda value: value.value if isinstance(value, Encoding) else value.name,
 )
 def test_a_daemon_with_the_options_named_does_what_the_page_shows(
-    start_daemon: Callable[..., RunnerdProcess], transcript: Transcript, encoding: Encoding
+    start_daemon: Callable[..., RunnerdProcess],
+    tmp_path: Path,
+    transcript: Transcript,
+    encoding: Encoding,
 ) -> None:
     assert transcript.options is not None
-    daemon = start_daemon(*transcript.options)
+    secret = tmp_path / "secret"
+    secret.write_text("an-example-of-thirty-two-letters\n")
+    secret.chmod(0o400)
+    options = [str(secret) if each == SECRET else each for each in transcript.options]
+    daemon = start_daemon(*options)
     Player(daemon.socket_path, encoding, "runnerd/PROTOCOL.md").play(transcript)
 
 

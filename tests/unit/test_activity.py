@@ -68,9 +68,12 @@ def test_a_pin_more_than_there_may_be_is_refused_and_changes_nothing() -> None:
         assert not activity.pin(str(number), None, BOOT_S)
     with pytest.raises(RequestError) as caught:
         activity.pin("one more", None, BOOT_S)
-    assert caught.value.kind == "busy"
+    assert (caught.value.kind, caught.value.data.retry_after_s) == ("busy", 60)
     assert len(activity.pins(BOOT_S)) == PINS_MAX
     assert activity.pin("0", 5.0, BOOT_S)  # one that is there can be set anew
+    with pytest.raises(RequestError) as caught:
+        activity.pin("one more", None, BOOT_S + 2)
+    assert caught.value.data.retry_after_s == 3
     assert not activity.pin("one more", None, BOOT_S + 5)  # and one that is over makes room
 
 

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from runnerd.client.locate import SocketWay
 from runnerd.client.session import Answer
 from runnerd.client.wire import HELLO_S, SILENCE_S, Options, Wire
 from runnerd.core.bounds import HEARTBEAT_S
@@ -31,16 +32,18 @@ class Line:
 
     def __init__(self, path: str) -> None:
         near, self.far = socket.socketpair()
+        self.path = path
         self.lost: list[StreamLost] = []
         options = Options(
             client="me",
             incarnation=None,
             fence=None,
+            token=None,
             encoding=Encoding.MSGPACK,
             reconnect_s=60.0,
             on_lost=self.lost.append,
         )
-        self.wire = Wire(near, path, options)
+        self.wire = Wire(near, SocketWay(path), options)
 
     def says(self, framed: bytes | bytearray, now_s: float) -> None:
         self.far.sendall(framed)
@@ -108,7 +111,7 @@ def test_a_caller_that_was_busy_reads_what_came_meanwhile_first(line: Line) -> N
 def test_a_hello_that_is_not_answered_is_a_lost_connection_too(line: Line) -> None:
     line.subscribes(0.0)
     listener = socket.socket(socket.AF_UNIX)
-    listener.bind(line.wire._path)
+    listener.bind(line.path)
     listener.listen()
     try:
         line.far.shutdown(socket.SHUT_RDWR)

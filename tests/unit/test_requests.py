@@ -84,6 +84,7 @@ BAD: Final[dict[type[Params], dict[str, list[Any]]]] = {
         "client": ["x" * 257, "a\0"],
         "incarnation": ["x" * 65, "\0"],
         "fence": [*FROM_ONE, "", "Current", "1"],
+        "token": ["x" * 1025],
     },
     Attach: {
         "streams": STREAMS,
