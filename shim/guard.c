@@ -20,7 +20,8 @@
  * and read at any time: guard_armed (1 once code and cause are set), guard_code, guard_cause (a
  * signal's number, or what guard_arm was given), guard_armed_ns (when, CLOCK_MONOTONIC: a loop that
  * hears of it late still knows what is left of the deadline), guard_refused_pid,
- * guard_refused_signal, guard_refused_total. A byte comes out of wake_fd's other end whenever one of them has changed.
+ * guard_refused_signal, guard_refused_total; and of the signal that began the stop, where
+ * guard_sender_known: guard_sender_pid, guard_sender_uid, guard_sender_comm. A byte comes out of wake_fd's other end whenever one of them has changed.
  *
  * Not covered: uninterruptible sleep, a stopped (SIGSTOP) daemon, SIGKILL.
  */
@@ -44,7 +45,7 @@ enum {
 
 struct kernel_siginfo {
     int number, error, code, pad;
-    int pid; /* of the sender, where code says that there is one */
+    int pid, uid; /* of the sender, where code says that there is one */
 };
 
 struct kernel_sigaction {
@@ -56,6 +57,8 @@ struct kernel_sigaction {
 
 EXPORT volatile int guard_armed, guard_code, guard_cause;
 EXPORT volatile long guard_armed_ns;
+EXPORT volatile int guard_sender_known, guard_sender_pid, guard_sender_uid;
+EXPORT char guard_sender_comm[16]; /* its name in /proc/PID/stat, empty where it was gone */
 EXPORT volatile int guard_refused_pid, guard_refused_signal, guard_refused_total;
 
 static int claimed, timer = -1, lifeline = -1, wake = -1;
@@ -74,7 +77,65 @@ static void wake_loop(void)
     sys(SYS_WRITE, wake, (long)&byte, 1, 0, 0); /* a full pipe has its wake-up already */
 }
 
-EXPORT int guard_arm(int code, int cause)
+/* Read /proc/PID/stat, "PID (NAME) S PARENT ...", into `text`. Returns where its last ')' is, for a
+ * process chooses its own name, or -1; *got is how much was read. */
+static long read_stat(int pid, char *text, long size, long *got)
+{
+    char path[32];
+    long fd, at = 0;
+    int digits = 1;
+
+    for (const char *c = "/proc/"; *c; c++)
+        path[at++] = *c;
+    for (int rest = pid; rest >= 10; rest /= 10)
+        digits++;
+    for (int i = digits - 1, rest = pid; i >= 0; i--, rest /= 10)
+        path[at + i] = (char)('0' + rest % 10);
+    at += digits;
+    for (const char *c = "/stat"; *c; c++)
+        path[at++] = *c;
+    path[at] = 0;
+    fd = sys(SYS_OPENAT, AT_CWD, (long)path, READ_CLOEXEC, 0, 0);
+    if (fd < 0)
+        return -1;
+    *got = sys(SYS_READ, fd, (long)text, size, 0, 0);
+    sys(SYS_CLOSE, fd, 0, 0, 0, 0);
+    for (at = *got - 1; at >= 0 && text[at] != ')'; at--)
+        ;
+    return at;
+}
+
+/* The parent of `pid` by /proc/PID/stat, or 0 if that cannot be read. */
+static int parent_of(int pid)
+{
+    char text[512];
+    long got = 0, at = read_stat(pid, text, sizeof text, &got);
+    int parent = 0;
+
+    if (at < 0)
+        return 0;
+    for (at += 4; at < got && text[at] >= '0' && text[at] <= '9'; at++)
+        parent = parent * 10 + (text[at] - '0');
+    return parent;
+}
+
+/* Whoever sent it is likely to be gone once the loop hears of the stop; so its name is read here. */
+static void keep_sender(const struct kernel_siginfo *sender)
+{
+    char text[512];
+    long got = 0, from = 0, kept = 0, end;
+
+    guard_sender_pid = sender->pid;
+    guard_sender_uid = sender->uid;
+    end = sender->pid > 0 ? read_stat(sender->pid, text, sizeof text, &got) : -1;
+    while (from < end && text[from] != '(')
+        from++;
+    while (kept < 15 && ++from < end)
+        guard_sender_comm[kept++] = text[from];
+    __atomic_store_n(&guard_sender_known, 1, __ATOMIC_SEQ_CST);
+}
+
+static int arm(int code, int cause, const struct kernel_siginfo *sender)
 {
     const long until[4] = {0, 0, deadline / 1000000000, deadline % 1000000000}; /* itimerspec */
 
@@ -89,41 +150,13 @@ EXPORT int guard_arm(int code, int cause)
     __atomic_store_n(&guard_armed, 1, __ATOMIC_SEQ_CST);
     sys(SYS_TIMER_SETTIME, timer, 0, (long)until, 0, 0);
     sys(SYS_SHUTDOWN, lifeline, BOTH_WAYS, 0, 0, 0); /* every shim ends its tree from now on */
+    if (sender)
+        keep_sender(sender); /* nothing that counts waits for it */
     wake_loop();
     return 1;
 }
 
-/* The parent of `pid` by /proc/PID/stat, or 0 if that cannot be read. */
-static int parent_of(int pid)
-{
-    char path[32], text[512];
-    long fd, got, at = 0;
-    int digits = 1, parent = 0;
-
-    for (const char *c = "/proc/"; *c; c++)
-        path[at++] = *c;
-    for (int rest = pid; rest >= 10; rest /= 10)
-        digits++;
-    for (int i = digits - 1, rest = pid; i >= 0; i--, rest /= 10)
-        path[at + i] = (char)('0' + rest % 10);
-    at += digits;
-    for (const char *c = "/stat"; *c; c++)
-        path[at++] = *c;
-    path[at] = 0;
-    fd = sys(SYS_OPENAT, AT_CWD, (long)path, READ_CLOEXEC, 0, 0);
-    if (fd < 0)
-        return 0;
-    got = sys(SYS_READ, fd, (long)text, sizeof text, 0, 0);
-    sys(SYS_CLOSE, fd, 0, 0, 0, 0);
-    /* "PID (NAME) S PARENT ...": from the last ')', for a process chooses its own name. */
-    for (at = got - 1; at >= 0 && text[at] != ')'; at--)
-        ;
-    if (at < 0)
-        return 0;
-    for (at += 4; at < got && text[at] >= '0' && text[at] <= '9'; at++)
-        parent = parent * 10 + (text[at] - '0');
-    return parent;
-}
+EXPORT int guard_arm(int code, int cause) { return arm(code, cause, 0); }
 
 /* Whether the sender is one of ours: a command's stray or hostile kill is not a request to stop.
  *
@@ -163,7 +196,7 @@ static void on_signal(int number, struct kernel_siginfo *info, void *context)
         wake_loop();
         return;
     }
-    guard_arm(0, number);
+    arm(0, number, is_named ? info : 0);
 }
 
 static void on_deadline(int number, struct kernel_siginfo *info, void *context)

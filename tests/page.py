@@ -20,7 +20,7 @@ from runnerd.core.bounds import Bounds
 from runnerd.core.life import TRANSITIONS, Event, State
 from runnerd.daemon.claim_file import ClaimRecord
 from runnerd.daemon.last_words import LastWords
-from runnerd.protocol import answers, requests
+from runnerd.protocol import answers, events, requests
 from runnerd.protocol.errors import KINDS, ErrorData
 from runnerd.protocol.schema import attributes, methods_table
 from tests.harness import REPOSITORY
@@ -154,6 +154,11 @@ def _short(value: float | None) -> str:
     return powers.get(int(value), f"{value:g}" if value >= 1e9 else str(value))
 
 
+def events_table() -> str:
+    rows = [f"| `{kind}` | {words} |" for kind, words in events.EVENT_KINDS.items()]
+    return "\n".join(["| kind | when, and its fields |", "|---|---|", *rows])
+
+
 def logged_events(folder: Path = REPOSITORY / "runnerd" / "daemon") -> dict[str, tuple[str, str]]:
     """Find every event the daemon logs: its level and its fields, as the source says."""
     found: dict[str, tuple[str, str]] = {}
@@ -206,6 +211,7 @@ GENERATED: Final[dict[str, Callable[[], str]]] = {
     "states diagram": states_diagram,
     "states": states_table,
     "limits": limits_table,
+    "kinds of events": events_table,
     "fields of attach": partial(fields_table, requests.Attach, request=True),
     "fields of pty": partial(fields_table, requests.Pty, request=True),
     "fields of claim.json": partial(fields_table, ClaimRecord, request=False),

@@ -23,6 +23,7 @@ from runnerd.protocol.answers import (
     OutputNote,
 )
 from runnerd.protocol.requests import (
+    EventsSubscribe,
     ExecAttach,
     ExecCancel,
     ExecStart,
@@ -32,6 +33,7 @@ from runnerd.protocol.requests import (
 from .asking import Requests, asynchronous
 from .async_execs import AsyncExec
 from .async_link import AsyncLink, Bells
+from .async_watches import AsyncWatch
 from .command import CommandWay
 from .errors import ClientError, ClientTimeout
 from .feeding import StdinFeeder
@@ -264,6 +266,26 @@ class AsyncClient:
             StreamLost: If the connection was lost for good first; likewise.
         """
         return await self._call(method, params, lambda _answer: None, timeout_s)
+
+    async def events(self, *, timeout_s: float | None = CALL_TIMEOUT_S) -> AsyncWatch:
+        """Watch what happens in the daemon from now on: `async for event in await x.events()`.
+
+        Raises:
+            RemoteError: busy, where there are too many subscriptions.
+            ClientTimeout: If no answer came in time.
+        """
+        watches: list[AsyncWatch] = []
+
+        def opened(answer: msgspec.Struct) -> None:
+            watches.append(AsyncWatch(self._link, answer))
+
+        try:
+            await self._call("events.subscribe", EventsSubscribe(), opened, timeout_s)
+        except BaseException:
+            for watch in watches:
+                watch.close()
+            raise
+        return watches[0]
 
     # Requests with one answer: asking.py has what each does
 

@@ -16,6 +16,7 @@ from runnerd.protocol.answers import (
     OutputNote,
 )
 from runnerd.protocol.requests import (
+    EventsSubscribe,
     Params,
 )
 
@@ -49,11 +50,12 @@ if TYPE_CHECKING:
 
     from .conversation import Occurrence
     from .requesting import StartFields, Stream
+    from .watches import Watch
     from .wire import OptionFields
 
 __all__ = ["CALL_TIMEOUT_S", "WINDOW_BYTES", "Client", "Completed", "connect", "connect_command"]
 
-T = TypeVar("T", bound=msgspec.Struct)
+H = TypeVar("H")
 
 
 def connect(
@@ -349,6 +351,23 @@ class Client:
         request_id = self._router.request(method, params, replies.append)
         return self._answer(request_id, method, replies, timeout_s)
 
+    def events(self, *, timeout_s: float | None = CALL_TIMEOUT_S) -> Watch:
+        """Watch what happens in the daemon from now on: `for event in client.events()`.
+
+        Args:
+            timeout_s: The most to wait for the answer, in seconds.
+
+        Raises:
+            RemoteError: busy, where there are too many subscriptions.
+            ClientTimeout: If no answer came in time.
+        """
+        # Not part of what every command line pays for.
+        from .watches import Watch  # noqa: PLC0415
+
+        return self._follow(
+            "events.subscribe", EventsSubscribe(), lambda made: Watch(self._link, made), timeout_s
+        )
+
     # Requests with one answer: asking.py has what each does
 
     wait = blocking(Requests.wait)
@@ -418,11 +437,11 @@ class Client:
         self,
         method: str,
         params: Params,
-        opened: Callable[[msgspec.Struct], Exec],
+        opened: Callable[[msgspec.Struct], H],
         timeout_s: float | None,
-    ) -> Exec:
+    ) -> H:
         replies: list[Answer | Failure] = []
-        handles: list[Exec] = []
+        handles: list[H] = []
 
         def taken(reply: Answer | Failure) -> None:
             # The handle is made while the answer is handed out and not after: its first records

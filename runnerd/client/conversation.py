@@ -31,10 +31,12 @@ from runnerd.protocol.answers import (
     StoppingNote,
     SupersededNote,
 )
+from runnerd.protocol.events import EventNote, EventsAnswer
 from runnerd.protocol.framing import Encoding
 from runnerd.protocol.requests import (
     PROTOCOL_VERSIONS,
     Attach,
+    EventsSubscribe,
     ExecAck,
     ExecAttach,
     ExecDetach,
@@ -109,6 +111,7 @@ class Conversation:
         self._names = 0
         self._asked: dict[int, Asked] = {}
         self._followed: dict[int, Followed] = {}
+        self._watched: dict[int, int | None] = {}  # numbers on the wire
         self._disconnect()
 
     def _disconnect(self) -> None:
@@ -201,8 +204,7 @@ class Conversation:
         assert self._session is not None
         params = asked.params
         if isinstance(params, (ExecDetach, ExecAck)):
-            followed = self._followed.get(params.subscription)
-            wire_number = None if followed is None else followed.wire_number
+            wire_number = self._wire_number(params.subscription)
             params = msgspec.structs.replace(params, subscription=wire_number or _NOBODY)
         wire_id, framed = self._session.request(asked.method, params)
         self._wire_ids[wire_id] = own_id
@@ -241,20 +243,29 @@ class Conversation:
 
     def detach(self, subscription: int) -> None:
         """End a subscription: nothing of it is told any more."""
-        followed = self._forget(subscription)
-        if followed is None or followed.wire_number is None or self._session is None:
-            return
-        wire_id, framed = self._session.request(
-            "exec.detach", ExecDetach(subscription=followed.wire_number)
-        )
+        wire_number = self._wire_number(subscription)
+        self._forget(subscription)
+        if wire_number is not None and self._session is not None:
+            self._detach(wire_number)
+
+    def _detach(self, wire_number: int) -> None:
+        assert self._session is not None
+        wire_id, framed = self._session.request("exec.detach", ExecDetach(subscription=wire_number))
         self._resuming[wire_id] = _NOBODY
         self._queue(framed)
 
-    def _forget(self, subscription: int) -> Followed | None:
+    def _wire_number(self, subscription: int) -> int | None:
+        followed = self._followed.get(subscription)
+        return self._watched.get(subscription) if followed is None else followed.wire_number
+
+    def _forget(self, subscription: int) -> str | None:
+        """Let go of a subscription; returns its exec's id, "" for events, None if not known."""
+        self._numbers.pop(self._wire_number(subscription) or _NOBODY, None)
+        if subscription in self._watched:
+            del self._watched[subscription]
+            return ""
         followed = self._followed.pop(subscription, None)
-        if followed is not None and followed.wire_number is not None:
-            self._numbers.pop(followed.wire_number, None)
-        return followed
+        return None if followed is None else followed.checks.exec_id
 
     # Connections
 
@@ -298,6 +309,7 @@ class Conversation:
         self._disconnect()
         for followed in self._followed.values():
             followed.lost()
+        self._watched = dict.fromkeys(self._watched)
         told: list[Occurrence] = []
         for own_id, asked in [*self._asked.items()]:
             event = asked.lost(own_id, sent_bytes)
@@ -347,6 +359,8 @@ class Conversation:
             number = self._resuming.pop(answer.request_id)
             if isinstance(result, AttachAnswer):
                 self._resumed(number, result.subscription)
+            elif isinstance(result, EventsAnswer):
+                return self._watched_again(number, result)
             return []
         own_id = self._wire_ids.pop(answer.request_id)
         asked = self._asked.pop(own_id)
@@ -355,7 +369,26 @@ class Conversation:
         if isinstance(result, (StartAnswer, AttachAnswer)) and answer.opened is not None:
             assert result.subscription is not None
             result.subscription = self._opened_by(asked.params, answer.opened, result.subscription)
+        if isinstance(result, EventsAnswer):
+            result.subscription = self._watch(result.subscription)
         return [Answer(own_id, answer.method, result)]
+
+    def _watch(self, wire_number: int) -> int:
+        self._last_number += 1
+        self._watched[self._last_number] = wire_number
+        self._numbers[wire_number] = self._last_number
+        return self._last_number
+
+    def _watched_again(self, number: int, answer: EventsAnswer) -> list[Occurrence]:
+        if number not in self._watched:  # detached meanwhile
+            self._detach(answer.subscription)
+            return []
+        self._watched[number] = answer.subscription
+        self._numbers[answer.subscription] = number
+        # Nobody knows what happened between the two connections: that much is said.
+        return [
+            EventNote(subscription=number, number=answer.number, at=answer.at, kind="events_lost")
+        ]
 
     def _opened_by(self, params: Params, checks: Subscription, wire_number: int) -> int:
         attach = params.attach if isinstance(params, ExecStart) else params
@@ -370,13 +403,7 @@ class Conversation:
     def _resumed(self, number: int, wire_number: int) -> None:
         followed = self._followed.get(number)
         if followed is None:
-            # Detached while its resumption was under way.
-            assert self._session is not None
-            wire_id, framed = self._session.request(
-                "exec.detach", ExecDetach(subscription=wire_number)
-            )
-            self._resuming[wire_id] = _NOBODY
-            self._queue(framed)
+            self._detach(wire_number)  # while its resumption was under way
             return
         followed.is_resuming = False
         followed.wire_number = wire_number
@@ -393,10 +420,8 @@ class Conversation:
             return [failure]
         if failure.request_id in self._resuming:
             number = self._resuming.pop(failure.request_id)
-            followed = self._forget(number)
-            if followed is None:
-                return []
-            return [Unfollowed(number, followed.checks.exec_id, failure.error)]
+            exec_id = self._forget(number)
+            return [] if exec_id is None else [Unfollowed(number, exec_id, failure.error)]
         own_id = self._wire_ids.pop(failure.request_id)
         del self._asked[own_id]
         return [Failure(own_id, failure.method, failure.error)]
@@ -405,8 +430,10 @@ class Conversation:
         number = self._numbers.get(note.subscription)
         if number is None:
             return []  # detached: what was under way is no news
-        followed = self._followed[number]
         note.subscription = number
+        if isinstance(note, EventNote):
+            return [note]
+        followed = self._followed[number]
         if isinstance(note, OutputNote):
             followed.took_in(note)
         elif isinstance(note, (ClosedNote, SupersededNote)):
@@ -420,6 +447,11 @@ class Conversation:
         self.is_greeted = True
         for number, followed in self._followed.items():
             self._resume(number, followed)
+        for number in self._watched:
+            assert self._session is not None
+            wire_id, framed = self._session.request("events.subscribe", EventsSubscribe())
+            self._resuming[wire_id] = number
+            self._queue(framed)
         told: list[Occurrence] = []
         for own_id, asked in [*self._asked.items()]:
             try:

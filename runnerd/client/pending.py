@@ -34,7 +34,7 @@ class Unfollowed(msgspec.Struct, frozen=True):
 
     Attributes:
         subscription: Whose.
-        exec_id: The exec.
+        exec_id: The exec; empty where it was to events.
         error: Why, with the exit in its data where it is known.
     """
 

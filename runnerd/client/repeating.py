@@ -64,6 +64,7 @@ REPEATS: Final = {
     "sandbox.claim": Repeat.MARKED,
     "sandbox.pin": Repeat.ALWAYS,  # a state, not a step; its time begins anew
     "sandbox.activity": Repeat.ALWAYS,
+    "events.subscribe": Repeat.ALWAYS,  # from then on; what is missed between is said
     "daemon.info": Repeat.ALWAYS,
     "daemon.metrics": Repeat.ALWAYS,
     "daemon.drain": Repeat.ALWAYS,  # a state, not a step

@@ -18,6 +18,7 @@ from runnerd.protocol.answers import (
     SupersededNote,
     WriteAnswer,
 )
+from runnerd.protocol.events import EventsAnswer
 
 from .conversation import Conversation, Occurrence
 from .errors import ClientError, OutputOverflow
@@ -147,7 +148,8 @@ class Router:
 
     def _throw_away(self, reply: Reply) -> None:
         result = reply.result if isinstance(reply, Answer) else None
-        if isinstance(result, (StartAnswer, AttachAnswer)) and result.subscription is not None:
+        opened = (StartAnswer, AttachAnswer, EventsAnswer)
+        if isinstance(result, opened) and result.subscription is not None:
             self.detach(result.subscription)
 
 

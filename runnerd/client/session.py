@@ -32,11 +32,12 @@ from runnerd.protocol.answers import (
 )
 from runnerd.protocol.codec import Codec
 from runnerd.protocol.errors import invalid
+from runnerd.protocol.events import EventNote, EventsAnswer
 from runnerd.protocol.framing import Encoding, FrameSplitter, FramingError
 from runnerd.protocol.requests import METHODS, ExecAck, ExecAttach, ExecDetach, ExecStart
 
 from .errors import ClientError, ProtocolViolation, RemoteError, StreamLost
-from .subscription import Subscription
+from .subscription import EventChecks, Subscription
 
 if TYPE_CHECKING:
     from runnerd.protocol.codec import Incoming
@@ -78,7 +79,7 @@ class Failure(msgspec.Struct, frozen=True):
     error: ClientError
 
 
-SubscriptionNote = OutputNote | GapNote | ExitedNote | ClosedNote | SupersededNote
+SubscriptionNote = OutputNote | GapNote | ExitedNote | ClosedNote | SupersededNote | EventNote
 Note = SubscriptionNote | StoppingNote
 Event = Answer | Failure | Note
 
@@ -92,6 +93,7 @@ class Session:
 
     Attributes:
         subscriptions: Open subscriptions by their number.
+        watches: Open subscriptions to events by theirs.
     """
 
     def __init__(
@@ -107,6 +109,7 @@ class Session:
         self._resumed: dict[int, Subscription] = {}
         self._detached: set[int] = set()
         self.subscriptions: dict[int, Subscription] = {}
+        self.watches: dict[int, EventChecks] = {}
 
     @property
     def unanswered(self) -> dict[int, str]:
@@ -145,6 +148,7 @@ class Session:
             # What was under way when the daemon read this is no violation, and no news either.
             self._detached.add(params.subscription)
             self.subscriptions.pop(params.subscription, None)
+            self.watches.pop(params.subscription, None)
         return request_id, bytes(framed)
 
     def ack(self, subscription: int, seq: int) -> bytes:
@@ -222,6 +226,8 @@ class Session:
         if message.error is not None:
             return Failure(request_id, method, RemoteError(message.error))
         result: msgspec.Struct = self._codec.decode(message.result, ANSWERS[method])
+        if isinstance(result, EventsAnswer):
+            self.watches[result.subscription] = EventChecks(result.number)
         return Answer(request_id, method, result, self._open(params, result, resumes))
 
     def _open(
@@ -257,8 +263,11 @@ class Session:
         if isinstance(note, StoppingNote):
             return note
         assert isinstance(note, SubscriptionNote | HeartbeatNote)
+        if isinstance(note, EventNote) and note.subscription in self.watches:
+            self.watches[note.subscription].take(note)
+            return None if note.kind == "heartbeat" else note
         subscription = self.subscriptions.get(note.subscription)
-        if subscription is None:
+        if subscription is None or isinstance(note, EventNote):
             if note.subscription in self._detached:
                 return None
             raise ProtocolViolation(f"a record of subscription {note.subscription}, not open")

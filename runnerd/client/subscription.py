@@ -29,6 +29,7 @@ if TYPE_CHECKING:
         HeartbeatNote,
         OutputNote,
     )
+    from runnerd.protocol.events import EventNote
 
 
 class Subscription:
@@ -182,6 +183,32 @@ class Subscription:
 
     def _violation(self, what: str) -> ProtocolViolation:
         return ProtocolViolation(f"subscription of '{self.exec_id}': {what}")
+
+
+class EventChecks:
+    """What a subscription to events may be told next: none left out that is not said to be.
+
+    Args:
+        number: Of the last event before those to come.
+    """
+
+    def __init__(self, number: int) -> None:
+        self._number = number
+
+    def take(self, note: EventNote) -> None:
+        """Check an event.
+
+        Raises:
+            ProtocolViolation: If it is not the next one.
+        """
+        step = 1
+        if note.kind == "heartbeat":
+            step = 0
+        elif note.kind == "events_lost":
+            step = note.lost or 0
+        if note.number != self._number + step or (note.kind == "events_lost" and step < 1):
+            raise ProtocolViolation(f"event {note.number} ({note.kind}) after event {self._number}")
+        self._number = note.number
 
 
 def _new_hashes(streams: Iterable[str]) -> dict[str, hashlib._Hash]:

@@ -38,6 +38,7 @@ UNACKED_RECORDS_MAX: Final = 16384  # of one subscription with a window: 2 MB of
 TOMBSTONE_S: Final = 900.0
 TOMBSTONES_MAX: Final = 4096
 HEARTBEAT_S: Final = 5.0
+EVENTS_MAX: Final = 1024  # kept for readers that are slow; with the longest ids about 1 MiB
 DISK_HUNG_S: Final = 5.0  # one read or write in flight for longer: the disk does not answer
 JOURNAL_WAIT_S: Final = 0.05  # a start waits for the journal at most this long
 FENCE_WAIT_S: Final = 1.0  # and so does a hello with a new fence: rare, and worse to forget

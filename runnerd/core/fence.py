@@ -30,6 +30,7 @@ CHANGES: Final[dict[str, bool]] = {
     "sandbox.claim": True,
     "sandbox.pin": True,
     "sandbox.activity": False,
+    "events.subscribe": False,
     "daemon.info": False,
     "daemon.metrics": False,
     "daemon.drain": True,

@@ -34,6 +34,7 @@ COMMANDS: Final = {
     "pin": ("pin", "keep the sandbox from counting as idle"),
     "unpin": ("pin", "end a pin"),
     "activity": ("activity", "say whether the sandbox is idle, and why not"),
+    "events": ("events", "watch what happens"),
     "info": ("info", "describe the daemon"),
     "metrics": ("metrics", "print the daemon's metrics"),
     "drain": ("drain", "let the daemon take no new work"),

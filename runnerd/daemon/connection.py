@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Final
 import msgspec
 import trio
 
+from runnerd.core.events import EventReader
 from runnerd.core.flow import Subscription
 from runnerd.protocol.answers import StoppingNote
 from runnerd.protocol.codec import Codec, RequestId
@@ -280,6 +281,17 @@ class Connection:
         running.readers.add(subscription, self, generation)
         return subscription
 
+    def subscribe_events(self) -> EventReader:
+        """Subscribe to events; its answer must be sent before the writer's next turn.
+
+        Raises:
+            RequestError: busy at the limit of subscriptions.
+        """
+        self.check_room()
+        number = self._next_subscription
+        self._next_subscription += 1
+        return self._outgoing.open_events(number)
+
     def check_room(self) -> None:
         """Refuse one more subscription where there is no room for it.
 
@@ -327,6 +339,8 @@ class Connection:
 
     def unsubscribe(self, number: int) -> None:
         """Close one, on purpose."""
+        if self._outgoing.end_events(number):
+            return
         subscription, running = self.subscription(number)
         self._outgoing.end(subscription)
         running.readers.remove(subscription, lost=False)

@@ -26,15 +26,23 @@ class Fencing:
         journal: Where it is written.
         poller: For the time that may take.
         owner: Who is told of a failure.
+        on_new: Told of each fence that is higher than all before.
     """
 
     def __init__(
-        self, highest: int | None, *, journal: Journal, poller: Poller, owner: Owner
+        self,
+        highest: int | None,
+        *,
+        journal: Journal,
+        poller: Poller,
+        owner: Owner,
+        on_new: Callable[[int], None],
     ) -> None:
         self.fence = Fence(highest)
         self._journal = journal
         self._poller = poller
         self._owner = owner
+        self._on_new = on_new
         self._waiting: list[Told] | None = None  # None = the highest is as durable as it gets
 
     def take(self, asked: int | Literal["current"] | None, told: Told) -> int | None:
@@ -45,6 +53,9 @@ class Fencing:
         """
         is_new = self.fence.is_new(asked)
         held = self.fence.hold(asked)
+        if is_new:
+            assert held is not None
+            self._on_new(held)
         if is_new and self._journal.is_on:
             self._write(told)
         elif self._waiting is not None and held == self.fence.highest:

@@ -16,7 +16,7 @@ import socket
 import threading
 import time
 from pathlib import Path
-from typing import Final, Protocol
+from typing import Final, NamedTuple, Protocol
 
 from runnerd.core.bounds import STOP_DEADLINE_S
 
@@ -24,6 +24,20 @@ LIBRARY: Final = Path(__file__).parent.parent / "_native" / "guard.so"
 CAUSE_STOP: Final = 1001  # daemon.stop; below 65 a cause is a signal's number
 CAUSE_ERROR: Final = 1002
 _SIGNALS: Final = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT)
+
+
+class Sender(NamedTuple):
+    """Who sent the signal that began the stop.
+
+    Attributes:
+        pid: 0 = a process beyond our pid namespace.
+        uid: Its real uid.
+        comm: Its name, chosen by itself; None where it was gone or cannot be seen.
+    """
+
+    pid: int
+    uid: int
+    comm: str | None
 
 
 class Guard(Protocol):
@@ -44,6 +58,9 @@ class Guard(Protocol):
 
     def cause(self) -> int | None:
         """Return what began the stop, or None."""
+
+    def sender(self) -> Sender | None:
+        """Return who sent the signal; None where it was none, or one of the kernel's (Ctrl-C)."""
 
     def armed_s(self) -> float:
         """Return when the stop began, on the monotonic clock; 0 before that."""
@@ -94,6 +111,17 @@ class NativeGuard:
     def cause(self) -> int | None:
         """See Guard."""
         return self._read("guard_cause") if self._armed.value else None
+
+    def sender(self) -> Sender | None:
+        """See Guard."""
+        if not self._armed.value or not self._read("guard_sender_known"):
+            return None
+        comm = (ctypes.c_char * 16).in_dll(self._library, "guard_sender_comm").value
+        return Sender(
+            self._read("guard_sender_pid"),
+            self._read("guard_sender_uid"),
+            comm.decode("utf-8", "replace") or None,
+        )
 
     def armed_s(self) -> float:
         """See Guard."""
@@ -162,6 +190,10 @@ class FallbackGuard:
     def cause(self) -> int | None:
         """See Guard."""
         return self._cause
+
+    def sender(self) -> Sender | None:
+        """See Guard. Python's handlers are not told."""
+        return None
 
     def armed_s(self) -> float:
         """See Guard."""

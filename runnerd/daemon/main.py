@@ -47,7 +47,7 @@ def main() -> None:
         guard.arm(EX_SOFTWARE, CAUSE_ERROR)  # first: what follows may fail or get stuck
         from .log import Log
 
-        Log().failure("uncaught_error", error, where="main")
+        Log(form="auto").failure("uncaught_error", error, where="main")
         code = guard.code()
     _leave(code)
 

@@ -351,6 +351,11 @@ def _env_set(call: Call, params: EnvSet) -> None:
     )
 
 
+def _events(call: Call, _params: NoParams) -> None:
+    reader = call.connection.subscribe_events()
+    call.answer(call.service.events.answer(reader, call.service.registry.state))
+
+
 def _info(call: Call, _params: NoParams) -> None:
     call.answer(daemon_info(call.service))
 
@@ -379,6 +384,7 @@ HANDLERS: Final[dict[str, Callable[[Call, Any], None]]] = {
     "sandbox.claim": claim,
     "sandbox.pin": pin,
     "sandbox.activity": activity,
+    "events.subscribe": _events,
     "daemon.info": _info,
     "daemon.metrics": _metrics,
     "daemon.drain": drain,

@@ -14,7 +14,7 @@ import msgspec
 import runnerd
 from runnerd.core.bounds import Bounds
 
-from .log import LEVELS, Level
+from .log import FORMS, LEVELS, Form, Level
 
 EX_USAGE: Final = 64  # sysexits.h
 EX_CONFIG: Final = 78
@@ -48,6 +48,7 @@ class Options(msgspec.Struct, kw_only=True):
         raise_oom_score: Whether commands get 900.
         cgroups: Where execs get a cgroup of their own: auto, off, or a folder.
         log_level: The least level logged.
+        log_format: How a line looks.
         shim: The shim's binary.
         bounds: The limits in force.
     """
@@ -69,6 +70,7 @@ class Options(msgspec.Struct, kw_only=True):
     raise_oom_score: bool
     cgroups: str
     log_level: Level
+    log_format: Form
     shim: str
     bounds: Bounds
 
@@ -155,6 +157,8 @@ def _parser(shim: str) -> _Parser:
         help="a cgroup v2 for each exec: auto (below our own, where that can be written), off, or "
         "the folder of a cgroup to make them in; default: auto")  # fmt: skip
     add("--log-level", choices=LEVELS, default="info", help="default: %(default)s")
+    add("--log-format", choices=FORMS, default="auto",
+        help="json, text, or auto: text where stderr is a terminal; default: auto")  # fmt: skip
     add("--shim", metavar="PATH", default=shim, help="default: the one in this package")
     limits = serve.add_argument_group("limits")
     for field in msgspec.structs.fields(Bounds):
@@ -254,6 +258,7 @@ def _options(given: argparse.Namespace) -> Options:
         raise_oom_score=given.command_oom_score == "raise",
         cgroups=given.cgroups,
         log_level=given.log_level,
+        log_format=given.log_format,
         shim=os.path.abspath(given.shim),
         bounds=_bounds(given),
     )

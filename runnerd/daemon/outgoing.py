@@ -16,9 +16,11 @@ from typing import TYPE_CHECKING, Final
 import trio
 
 from runnerd.core.blocks import Block, Record
+from runnerd.core.events import EventReader
 from runnerd.core.flow import Subscription
 from runnerd.protocol.answers import SupersededNote
 from runnerd.protocol.codec import Codec
+from runnerd.protocol.events import EventNote
 
 from .arrivals import Arrivals, unread_bytes
 from .notes import heartbeat_note, item_note
@@ -29,6 +31,7 @@ if TYPE_CHECKING:
 
 _BATCH_BYTES: Final = 256 * 1024
 _TURN_RECORDS: Final = 4  # of one subscription before the next has its turn
+_TURN_EVENTS: Final = 64  # in one batch
 _IOV_MAX: Final = 256  # well under IOV_MAX, 1024, writev(2)
 _FLUSH_BATCHES: Final = 4  # in a row while no other bulk waits for its turn
 _BULK_BYTES: Final = 64 * 1024  # a batch of this or more: what follows waits for its turn
@@ -46,6 +49,7 @@ class Outgoing:
     Attributes:
         codec: Once the peer's encoding is known.
         subscriptions: The open ones, by number; one that is over is taken out here.
+        event_readers: Its subscriptions to events, by number.
         arrivals: What the peer has read of what was written.
     """
 
@@ -58,6 +62,7 @@ class Outgoing:
     ) -> None:
         self.codec: Codec | None = None
         self.subscriptions: dict[int, tuple[Subscription, Running]] = {}
+        self.event_readers: dict[int, EventReader] = {}
         self._service = service
         self._sock = sock
         self._number = number
@@ -110,6 +115,39 @@ class Outgoing:
         self._service.heart.remove(subscription)
         self.arrivals.forget(subscription)
 
+    def open_events(self, number: int) -> EventReader:
+        """Subscribe to events; the answer is to be sent before anything else is done."""
+        reader = self._service.events.add(number, self)
+        self.event_readers[number] = reader
+        self._service.counters.subscriptions += 1
+        return reader
+
+    def end_events(self, number: int) -> bool:
+        """End a subscription to events; returns whether there was one of that number."""
+        reader = self.event_readers.pop(number, None)
+        if reader is None:
+            return False
+        self._service.events.remove(reader)
+        self._service.counters.subscriptions -= 1
+        return True
+
+    def wake_events(self) -> None:
+        """Tell of an event, in turn with others' output: a thousand readers are no wall."""
+        self._service.poller.defer_bulk(self, self.flush)
+
+    def beat_events(self, reader: EventReader) -> None:
+        """Say that nothing has happened, unless bytes wait already."""
+        if self.codec is not None and not self._is_slow:
+            note = EventNote(
+                subscription=reader.number, number=reader.after, at=time.time(), kind="heartbeat"
+            )
+            self.send(self.codec.note("event", note))
+
+    @property
+    def _has_events(self) -> bool:
+        log = self._service.events.log
+        return any(log.has_more(reader) for reader in self.event_readers.values())
+
     def superseded(self, subscription: Subscription, generation: int | None) -> None:
         """A newer attach of the same name took its place: tell the peer, and nothing more."""
         found = self.subscriptions.get(subscription.number)
@@ -158,9 +196,9 @@ class Outgoing:
             self._rest = list(self._next_batch())
             if not self._write_some():
                 return
-            if poller.has_bulk or not (self._outbox or self._ready):
+            if poller.has_bulk or not (self._outbox or self._ready or self._has_events):
                 break
-        if self._outbox or self._ready:
+        if self._outbox or self._ready or self._has_events:
             poller.defer_bulk(self, self.flush)
             return
         if self._is_last:
@@ -245,7 +283,7 @@ class Outgoing:
 
     @property
     def _is_behind(self) -> bool:
-        return bool(self._outbox or self._ready or self._rest or self._waiting)
+        return bool(self._outbox or self._ready or self._rest or self._waiting or self._has_events)
 
     def closed(self) -> list[tuple[Subscription, Running]]:
         """The socket is about to be: let go of everything; returns the subscriptions still open."""
@@ -256,6 +294,8 @@ class Outgoing:
         held = list(self.subscriptions.values())
         for subscription, _ in held:
             self.end(subscription)
+        for number in list(self.event_readers):
+            self.end_events(number)
         return held
 
     def _next_batch(self) -> list[bytearray]:
@@ -269,6 +309,7 @@ class Outgoing:
             self._batched_bytes += len(message)
         if batch and self._is_bulk:
             return batch  # an answer does not wait for output, nor others for that
+        size += self._take_events(batch)
         while self._ready and size < _BATCH_BYTES and len(batch) < _IOV_MAX:
             subscription = next(iter(self._ready))
             del self._ready[subscription]
@@ -278,6 +319,21 @@ class Outgoing:
             size += self._take_turn(subscription, found[1], batch)
         self._is_bulk = size >= _BULK_BYTES
         return batch
+
+    def _take_events(self, batch: list[bytearray]) -> int:
+        log, size = self._service.events.log, 0
+        for reader in self.event_readers.values():
+            for _ in range(_TURN_EVENTS):
+                note = log.next_note(reader) if len(batch) < _IOV_MAX else None
+                if note is None:
+                    break
+                assert self.codec is not None
+                message = self.codec.note("event", note)
+                batch.append(message)
+                size += len(message)
+                self._batched_bytes += len(message)
+                reader.quiet_since_s = time.monotonic()
+        return size
 
     def _take_turn(
         self, subscription: Subscription, running: Running, batch: list[bytearray]

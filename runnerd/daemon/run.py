@@ -27,6 +27,7 @@ from .log import Log
 from .memory import OomCounter, find_cgroup, lower_own_score, oom_order, own_score
 from .options import Options
 from .poller import Poller
+from .pressure import PressureFile
 from .procfs import children
 from .reaper import Reaper
 from .remembering import Memory
@@ -47,7 +48,7 @@ def run_daemon(options: Options, guard: Guard, listener: Listener, token: Token 
 
     Every error that gets here takes the stop path, so this does not raise.
     """
-    log = Log(options.log_level)
+    log = Log(options.log_level, form=options.log_format)
     service = _assemble(options, guard, listener, log, token)
     _catch_strays(service)
     words = _Words(service)
@@ -126,6 +127,7 @@ def _assemble(
         reaper=Reaper(pool, log, poller, when_open=guard.hold),
         oom_counter=OomCounter(cgroup),
         oom_order=order,
+        pressure=PressureFile(cgroup),
         memory_gauge=MemoryGauge(cgroup, options.bounds.admit_memory_percent),
         socket_path=listener.path,
         is_subreaper=is_subreaper,

@@ -36,13 +36,7 @@ def claim(call: Call, params: SandboxClaim) -> None:
     taken = service.claiming.take(params, connection.fence)
     mine = taken.standing.claim
     if taken.created:
-        service.log.info(
-            "claimed",
-            connection=connection.number,
-            owner=mine.owner,
-            fence=mine.fence,
-            previous=None if taken.previous is None else taken.previous.owner,
-        )
+        service.observer.claimed(mine, taken.previous, connection.number)
     connection.hold()
 
     @call.later
@@ -104,7 +98,7 @@ def drain(call: Call, params: DaemonDrain) -> None:
     _refuse_unless_idle(call.service, params)
     if call.service.registry.state == "serving":
         call.service.registry.state = "draining"
-        call.service.log.info("draining", connection=call.connection.number)
+        call.service.observer.draining(call.connection.number)
     call.answer(Empty())
 
 
@@ -115,7 +109,7 @@ def undrain(call: Call, _params: NoParams) -> None:
         raise RequestError("stopping", "the daemon is stopping")
     if registry.state == "draining":
         registry.state = "serving"
-        call.service.log.info("serving_again", connection=call.connection.number)
+        call.service.observer.serving_again(call.connection.number)
     call.answer(Empty())
 
 

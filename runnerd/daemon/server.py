@@ -6,7 +6,6 @@ import contextlib
 import errno
 import os
 import socket
-import time
 from typing import Final
 
 import trio
@@ -19,8 +18,6 @@ from .service import Service
 
 _EXHAUSTED: Final = frozenset({errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM})
 _BACK_OFF_S: Final = 0.1
-_LOG_EVERY_S: Final = 5.0
-_LOG_REFUSAL_EVERY_S: Final = 0.1
 _REFUSING_MAX: Final = 32  # refused connections that are still told why, at a time
 
 
@@ -40,8 +37,6 @@ class Server:
         # Given up for a moment when no descriptor is free, so that a peer is closed cleanly and
         # does not hang in the backlog.
         self._reserve: int | None = os.open("/dev/null", os.O_RDONLY | os.O_CLOEXEC)
-        self._logged_s = -_LOG_EVERY_S
-        self._logged_refusal_s = -_LOG_REFUSAL_EVERY_S
         self._refusals = 0
         self._refusing = 0
 
@@ -71,11 +66,9 @@ class Server:
 
     def _shed(self, error: OSError) -> None:
         self._service.counters.accept_failures += 1
-        if time.monotonic() - self._logged_s > _LOG_EVERY_S:
-            self._logged_s = time.monotonic()
-            self._service.log.warning(
-                "accept_failed", error=str(error), total=self._service.counters.accept_failures
-            )
+        self._service.log.warning(
+            "accept_failed", error=str(error), total=self._service.counters.accept_failures
+        )
         if self._reserve is not None:
             os.close(self._reserve)
             self._reserve = None
@@ -127,9 +120,6 @@ class Server:
 
     def _log_refusal(self, refusal: RequestError, peer: Peer) -> None:
         self._refusals += 1
-        if time.monotonic() - self._logged_refusal_s < _LOG_REFUSAL_EVERY_S:
-            return  # counted all the same, by kind
-        self._logged_refusal_s = time.monotonic()
         self._service.log.warning(
             "peer_refused",
             kind=refusal.kind,

@@ -27,6 +27,7 @@ from .admission import MemoryGauge
 from .cgroup import Leaves
 from .claiming import Claiming
 from .counters import Counters
+from .events import Events
 from .fencing import Fencing
 from .freezes import Freezes
 from .guard import CAUSE_ERROR, CAUSE_STOP, Guard
@@ -38,6 +39,7 @@ from .memory import OomCounter
 from .observing import Observer
 from .pipes import BigPipes
 from .poller import Poller
+from .pressure import PressureFile
 from .reaper import Reaper
 from .remembering import Memory
 from .resting import Rests
@@ -54,6 +56,7 @@ if TYPE_CHECKING:
 
 EXIT_SOFTWARE = 70  # EX_SOFTWARE, sysexits.h: an uncaught error of our own
 _EXPIRE_EVERY_S = 30.0
+_SAY_HELD_S = 5.0
 
 
 class Service:
@@ -73,12 +76,14 @@ class Service:
         oom_counter: The cgroup's counter.
         oom_order: What was found about it at boot.
         memory_gauge: What is in use of its limit.
+        pressure: Where memory pressure is read.
         memory: What earlier incarnations left, and where this one may leave something.
         token: What every hello must carry; None = nothing.
 
     Attributes:
         running: Every exec that is live or kept, by id.
-        observer: Told of what happens to execs.
+        observer: Told of what happens.
+        events: Who watches that.
         connections: Open connections.
         all_children_ours: Whether every process that can become the daemon's child comes from an
             exec.
@@ -102,6 +107,7 @@ class Service:
         oom_counter: OomCounter,
         oom_order: OomOrder,
         memory_gauge: MemoryGauge,
+        pressure: PressureFile,
         socket_path: str,
         is_subreaper: bool,
         all_children_ours: bool,
@@ -138,8 +144,15 @@ class Service:
             meta=self._meta,
             on_defect=lambda error: self.uncaught("journal", error),
         )
-        self.observer = Observer(self.counters, log, self.journal, self.registry)
-        self.fencing = Fencing(memory.fence, journal=self.journal, poller=poller, owner=self)
+        self.events = Events(poller, self, oom_counter.read, pressure)
+        self.observer = Observer(self.counters, log, self.journal, self.registry, self.events)
+        self.fencing = Fencing(
+            memory.fence,
+            journal=self.journal,
+            poller=poller,
+            owner=self,
+            on_new=self.observer.owner_changed,
+        )
         self.claiming = Claiming(
             memory.claim,
             folder=None if memory.directory is None else memory.directory.path,
@@ -159,6 +172,7 @@ class Service:
         self.running: dict[str, Running] = {}
         self.connections: set[Connection] = set()
         self.heart = Heart(poller, self)
+        log.on_held = self._say_held_later
         self.stdin_totals = StdinTotals(bounds)
         self.big_pipes = BigPipes()
         self.rests = Rests(poller, self)
@@ -324,6 +338,16 @@ class Service:
             for each in self.running.values()
             if each.exec.is_live or each.exec.ending == "stopped"
         ]
+
+    # ------------------------------------------------------------------ the log
+
+    def _say_held_later(self) -> None:
+        self.poller.call_at(time.monotonic() + _SAY_HELD_S, self, self.say_held)
+
+    def say_held(self) -> None:
+        """Tell what the log held back and no later line of its kind has told."""
+        for event, count in self.log.take_held():
+            self.log.warning("held_back", of=event, held_back=count)
 
     # ------------------------------------------------------------------ failures
 

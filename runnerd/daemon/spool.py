@@ -27,7 +27,6 @@ if TYPE_CHECKING:
     from .counters import Counters
     from .log import Log
 
-_LOG_EVERY_S: Final = 10.0
 _PACE_S: Final = 0.0015
 # Between two times that batches are handed over. Each costs the loop a turn with the other thread
 # about the GIL, so what comes at 500 MB/s goes over in pieces of half a MiB, not of an eighth.
@@ -67,8 +66,6 @@ class Spooler:
         self.stray = on_stray
         self._cache = BlockCache()
         self._reading: dict[Block, dict[Subscription, Wake]] = {}
-        self._logged_s = -_LOG_EVERY_S
-        self._unlogged = 0
         self._can_punch = True
         budget.on_degraded = self._degraded
         if place.file is not None and place.slots is not None:
@@ -170,18 +167,9 @@ class Spooler:
 
     def _degraded(self, transcript: Transcript) -> None:
         self._counters.spool_degraded += 1
-        now_s = time.monotonic()
-        if now_s - self._logged_s < _LOG_EVERY_S:
-            self._unlogged += 1
-            return
-        self._logged_s = now_s
         self._log.warning(
-            "spool_degraded",
-            exec_id=transcript.exec_id,
-            reason=transcript.spool.reason,
-            not_logged=self._unlogged,
+            "spool_degraded", exec_id=transcript.exec_id, reason=transcript.spool.reason
         )
-        self._unlogged = 0
 
 
 def _said(error: Exception) -> str:

@@ -45,9 +45,17 @@ async def stop(service: Service, listener: Listener) -> None:
     assert cause is not None
     met = service.met_by_stop()
     service.registry.state = "stopping"
+    sender = service.guard.sender()
     service.log.info(
-        "stopping", cause=cause_name(cause), code=service.guard.code(), live_execs=len(met)
+        "stopping",
+        cause=cause_name(cause),
+        code=service.guard.code(),
+        live_execs=len(met),
+        sender_pid=None if sender is None else sender.pid,
+        sender_uid=None if sender is None else sender.uid,
+        sender_comm=None if sender is None else sender.comm,
     )
+    service.observer.stopping(cause_name(cause))
     listener.socket.close()
     service.pool.close()
     note = StoppingNote(cause=cause_name(cause), deadline_s=STOP_DEADLINE_S)
@@ -68,6 +76,7 @@ async def stop(service: Service, listener: Listener) -> None:
         for connection in list(service.connections):
             await connection.flushed()
     _finish_journal(service)
+    service.say_held()
     service.log.info(
         "stopped",
         took_s=round(time.monotonic() - began_s, 3),

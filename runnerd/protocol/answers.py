@@ -9,6 +9,8 @@ from typing import Final, Literal
 
 import msgspec
 
+from .events import EventNote, EventsAnswer
+
 State = Literal["starting", "running", "draining", "lingering", "closed"]
 Reason = Literal[
     "exited", "cancelled", "deadline", "orphaned", "stalled", "stopped", "lost", "internal"
@@ -884,6 +886,7 @@ ANSWERS: Final[dict[str, type[msgspec.Struct]]] = {
     "sandbox.claim": ClaimAnswer,
     "sandbox.pin": PinAnswer,
     "sandbox.activity": ActivityAnswer,
+    "events.subscribe": EventsAnswer,
     "daemon.info": DaemonInfo,
     "daemon.metrics": MetricsAnswer,
     "daemon.drain": Empty,
@@ -898,5 +901,6 @@ NOTIFICATIONS: Final[dict[str, type[msgspec.Struct]]] = {
     "exec.closed": ClosedNote,
     "exec.heartbeat": HeartbeatNote,
     "exec.superseded": SupersededNote,
+    "event": EventNote,
     "daemon.stopping": StoppingNote,
 }

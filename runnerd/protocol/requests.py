@@ -131,6 +131,10 @@ class Ping(NoParams):
     """Ask whether the daemon is there; answered ahead of everything."""
 
 
+class EventsSubscribe(NoParams):
+    """Be told what happens from now on: execs, OOM kills, memory pressure, drain, stop, owner."""
+
+
 class DaemonInfoRequest(NoParams):
     """Describe the daemon: what it is, what protects it, what it holds."""
 
@@ -667,6 +671,7 @@ METHODS: Final[dict[str, type[Params]]] = {
     "sandbox.claim": SandboxClaim,
     "sandbox.pin": SandboxPin,
     "sandbox.activity": SandboxActivity,
+    "events.subscribe": EventsSubscribe,
     "daemon.info": DaemonInfoRequest,
     "daemon.metrics": DaemonMetrics,
     "daemon.drain": DaemonDrain,

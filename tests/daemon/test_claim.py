@@ -79,6 +79,23 @@ def test_a_create_then_a_resume_and_what_each_is_told(runnerd_daemon: RunnerdPro
     assert [line["owner"] for line in log_lines(runnerd_daemon, "claimed")] == ["a", "b"]
 
 
+def test_who_watches_hears_of_the_new_owner_by_its_name(runnerd_daemon: RunnerdProcess) -> None:
+    path = runnerd_daemon.socket_path
+    with RawClient(path) as watcher, Owner(path, 5) as owner:
+        watcher.call("events.subscribe")
+        create(owner, "spawner-7", nonce="n")
+        create(owner, "spawner-7", nonce="n")  # again: nothing has changed
+        owner.call("sandbox.claim", owner="spawner-8", expect="claimed")
+
+        def heard() -> list[tuple[Any, Any]] | None:
+            watcher.call("ping")
+            told = [note["params"] for note in watcher.notes if note["method"] == "event"]
+            owners = [each for each in told if each["kind"] == "owner_changed"]
+            return [(each["fence"], each["owner"]) for each in owners] if len(owners) > 1 else None
+
+        assert wait_for(heard) == [(5, "spawner-7"), (5, "spawner-8")]
+
+
 def test_it_needs_a_fence_and_a_lower_one_is_refused(runnerd_daemon: RunnerdProcess) -> None:
     path = runnerd_daemon.socket_path
     for fence in (None, "current"):

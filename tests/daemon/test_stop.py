@@ -423,7 +423,7 @@ def test_each_way_not_to_serve_has_its_exit_code(tmp_path: Path, what: str) -> N
     )
     assert done.returncode == code, done.stderr
     if code:
-        assert done.stderr.splitlines()[-1].startswith("runnerd: ")
+        assert done.stderr.splitlines()[0].startswith("runnerd: ")
         assert "Traceback" not in done.stderr
         assert done.stdout == ""
     assert list(tmp_path.iterdir()) == []
