@@ -15,12 +15,14 @@ from typing import TYPE_CHECKING, Final
 import msgspec
 import trio
 
+from runnerd.core.audit import AUDIT_ENTRY_BYTES, UNANSWERED, Asked
 from runnerd.core.events import EventReader
 from runnerd.core.flow import Subscription
 from runnerd.protocol.answers import StoppingNote
-from runnerd.protocol.codec import Codec, RequestId
+from runnerd.protocol.codec import Codec, Request, RequestId
 from runnerd.protocol.errors import RequestError
 from runnerd.protocol.framing import Encoding, FrameSplitter, FramingError
+from runnerd.protocol.requests import ExecWrite, Params
 
 from .access import Peer
 from .arrivals import has_hung_up
@@ -76,6 +78,7 @@ class Connection:
         self._has_frames = False
         self._held: trio.Event | None = None
         self._wrong_tokens = 0
+        self._audited: dict[RequestId, Asked] = {}
         self._scope = trio.CancelScope()
 
     # ------------------------------------------------------------------ life
@@ -96,6 +99,8 @@ class Connection:
         self._sock.close()
         self._service.counters.subscriptions -= self._reserved
         self._reserved = 0
+        for request_id in [*self._audited]:
+            self._settle(request_id, UNANSWERED, None)
         each_of(
             *(waiting.abandon for waiting in list(self.waiting)),
             *(
@@ -222,6 +227,7 @@ class Connection:
         if request_id is not None and request_id in self._unanswered:
             message = self._codec_or_json().answer(request_id, result)
             self._unanswered.discard(request_id)
+            self._settle(request_id, "ok", getattr(result, "exec_id", None))
             self._outgoing.send(message)
 
     def fail(self, request_id: RequestId | None, error: RequestError) -> None:
@@ -231,11 +237,37 @@ class Connection:
             if request_id not in self._unanswered:
                 return
             self._unanswered.discard(request_id)
+            self._settle(request_id, error.kind, None)
         self._outgoing.send(self._codec_or_json().failure(request_id, error))
 
     def fail_inside(self, request_id: RequestId | None) -> None:
         """Answer a request that a stray failure met."""
         self.fail(request_id, RequestError("internal", "the request failed inside runnerd"))
+
+    def audit(self, request: Request, params: Params | None) -> None:
+        """Note a change that is asked for; it is written down with its answer.
+
+        Args:
+            request: As it came.
+            params: None where they could not be read.
+        """
+        if self._service.audit is None or request.id is None:
+            return
+        stdin_bytes = None
+        cost_bytes = len(request.params)
+        if isinstance(params, ExecWrite):
+            stdin_bytes = len(params.data)
+            params, cost_bytes = msgspec.structs.replace(params, data=b""), 0
+        self._audited[request.id] = Asked(
+            time.time(), self.number, *self.peer, self.client, self.fence, request.method, params,
+            stdin_bytes, cost_bytes + AUDIT_ENTRY_BYTES,
+        )  # fmt: skip
+
+    def _settle(self, request_id: RequestId, result: str, exec_id: str | None) -> None:
+        asked = self._audited.pop(request_id, None) if self._audited else None
+        if asked is not None and self._service.audit is not None:
+            exec_id = exec_id or getattr(asked.params, "exec_id", None)
+            self._service.audit.settled(asked, result, exec_id)
 
     def count_wrong_token(self) -> None:
         """A hello was refused for its token; after a few nothing more is read from this peer."""

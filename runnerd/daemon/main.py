@@ -14,6 +14,7 @@ import runnerd.protocol  # noqa: F401 - first of all: it has msgspec imported ch
 from .guard import CAUSE_ERROR, Guard, set_up_guard
 
 if TYPE_CHECKING:
+    from .audit_file import AuditFile
     from .options import Options
     from .tokens import Token
 
@@ -36,11 +37,12 @@ def main() -> None:
         options = parse_options(sys.argv[1:], os.environ, str(_SHIM))
         check_fds(options, inherited)
         token = _token(options)
+        audit_file = _audit_file(options)
     except ConfigError as error:
         _leave(EX_CONFIG, f"runnerd: {error}")
     code = 0
     try:
-        code = _serve(options, guard, token)
+        code = _serve(options, guard, token, audit_file)
     except SystemExit:
         raise
     except BaseException as error:  # noqa: BLE001 - the last place before the process ends
@@ -73,7 +75,19 @@ def _token(options: Options) -> Token | None:
     return read_token_fd(options.token_fd)
 
 
-def _serve(options: Options, guard: Guard, token: Token | None) -> int:
+def _audit_file(options: Options) -> AuditFile | None:
+    if options.audit is None:
+        return None
+    from runnerd.core.redaction import Redaction
+
+    from .audit_file import AuditFile
+
+    return AuditFile(options.audit, Redaction(options.audit_redact))
+
+
+def _serve(
+    options: Options, guard: Guard, token: Token | None, audit_file: AuditFile | None
+) -> int:
     from runnerd.protocol.errors import RequestError
 
     from .listening import Listener, SocketError
@@ -97,7 +111,7 @@ def _serve(options: Options, guard: Guard, token: Token | None) -> int:
     try:
         from .run import run_daemon
 
-        return run_daemon(options, guard, listener, token)
+        return run_daemon(options, guard, listener, token, audit_file)
     finally:
         listener.close()
 

@@ -79,11 +79,19 @@ def dispatch(service: Service, connection: Connection, codec: Codec, request: Re
         raise RequestError("hello_required", f"send hello before {request.method[:64]}")
     if kind is None:
         raise RequestError("method_unknown", f"there is no method '{request.method[:64]}'")
-    params = codec.params(request.params, kind)
+    try:
+        params = codec.params(request.params, kind)
+    except RequestError:
+        if changes(request.method):
+            connection.audit(request, None)
+        raise
     if request.id is None and request.method != "exec.ack":
         raise RequestError("invalid_request", "only exec.ack may be sent without an id")
     if changes(request.method, getattr(params, "subscriber", None)):
+        connection.audit(request, params)
         service.fencing.fence.check(connection.fence)
+    elif isinstance(params, Hello) and params.fence is not None:
+        connection.audit(request, params)  # it may take the sandbox from whoever has it
     _serve(Call(service, connection, request.id, request.method), params)
     if request.method in WORK:
         service.activity.worked(time.monotonic())

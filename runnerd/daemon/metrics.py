@@ -222,6 +222,13 @@ class _Collector:
         yield self._single(
             "runnerd_frozen_seconds", "How long, in all.", round(counters.frozen_s, 3)
         )
+        if service.audit is not None:
+            yield self._single(
+                "runnerd_audit_lines", "Changes written down.", service.audit.written
+            )
+            yield self._single(
+                "runnerd_audit_lines_lost", "Changes not written down.", service.audit.lost
+            )
         yield self._single("runnerd_log_lines_dropped", "Log lines lost.", service.log.dropped)
         build = self._core.GaugeMetricFamily(
             "runnerd_build_info", "The daemon's version.", labels=["version", "guard"]

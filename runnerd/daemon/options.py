@@ -13,6 +13,7 @@ import msgspec
 
 import runnerd
 from runnerd.core.bounds import Bounds
+from runnerd.core.redaction import DEFAULT_PATTERNS
 
 from .log import FORMS, LEVELS, Form, Level
 
@@ -22,6 +23,7 @@ EX_CONFIG: Final = 78
 _NOFILE_RESERVED: Final = 128
 _FDS_OF_AN_EXEC: Final = 6
 _LIVE_EXECS_MIN: Final = 8
+_REPEATED: Final = ("--allow-uid", "--audit-redact")
 _PERCENT_MAX: Final = 100
 
 
@@ -49,6 +51,8 @@ class Options(msgspec.Struct, kw_only=True):
         cgroups: Where execs get a cgroup of their own: auto, off, or a folder.
         log_level: The least level logged.
         log_format: How a line looks.
+        audit: The file changes are written down in, or None.
+        audit_redact: Patterns of further names whose values are not.
         shim: The shim's binary.
         bounds: The limits in force.
     """
@@ -71,6 +75,8 @@ class Options(msgspec.Struct, kw_only=True):
     cgroups: str
     log_level: Level
     log_format: Form
+    audit: str | None
+    audit_redact: tuple[str, ...]
     shim: str
     bounds: Bounds
 
@@ -159,6 +165,11 @@ def _parser(shim: str) -> _Parser:
     add("--log-level", choices=LEVELS, default="info", help="default: %(default)s")
     add("--log-format", choices=FORMS, default="auto",
         help="json, text, or auto: text where stderr is a terminal; default: auto")  # fmt: skip
+    add("--audit", metavar="FILE", help="write down there each change that a client asks for, one "
+        "JSON line each, secrets hidden by their names")  # fmt: skip
+    add("--audit-redact", metavar="PATTERN", action="append", default=[],
+        help="hide what goes by these names too; may be repeated. Always hidden: "
+        + " ".join(DEFAULT_PATTERNS))  # fmt: skip
     add("--shim", metavar="PATH", default=shim, help="default: the one in this package")
     limits = serve.add_argument_group("limits")
     for field in msgspec.structs.fields(Bounds):
@@ -205,7 +216,7 @@ def _from_environment(environ: Mapping[str, str], known: frozenset[str]) -> list
     for name, value in sorted(environ.items()):
         option = "--" + name.removeprefix("RUNNERD_").lower().replace("_", "-")
         if name.startswith("RUNNERD_") and option in known and option != "--help":
-            values = value.split(",") if option == "--allow-uid" else [value]
+            values = value.split(",") if option in _REPEATED else [value]
             found += [f"{option}={each}" for each in values]
     return found
 
@@ -259,6 +270,8 @@ def _options(given: argparse.Namespace) -> Options:
         cgroups=given.cgroups,
         log_level=given.log_level,
         log_format=given.log_format,
+        audit=None if given.audit is None else os.path.abspath(given.audit),
+        audit_redact=tuple(given.audit_redact),
         shim=os.path.abspath(given.shim),
         bounds=_bounds(given),
     )

@@ -18,6 +18,7 @@ import trio
 from . import boot
 from .access import Allowed, find_overflow_uid
 from .admission import MemoryGauge
+from .audit_file import AuditFile
 from .cgroup import Leaves
 from .guard import Guard, cause_name
 from .last_words import EXECS_LISTED, LastWords, read_last_words, write_last_words
@@ -36,20 +37,26 @@ from .service import Service
 from .shims import ShimPool
 from .spares import Spares
 from .spool_file import open_spool
-from .stopping import stop, stop_without_loop, watch_guard
+from .stopping import finish_audit, stop, stop_without_loop, watch_guard
 from .tokens import Token
 
 _RESTARTS_MAX = 3
 _GARBAGE_OBJECTS = 5000  # between two looks for cycles; we make few
 
 
-def run_daemon(options: Options, guard: Guard, listener: Listener, token: Token | None) -> int:
+def run_daemon(
+    options: Options,
+    guard: Guard,
+    listener: Listener,
+    token: Token | None,
+    audit_file: AuditFile | None,
+) -> int:
     """Serve; returns the exit code.
 
     Every error that gets here takes the stop path, so this does not raise.
     """
     log = Log(options.log_level, form=options.log_format)
-    service = _assemble(options, guard, listener, log, token)
+    service = _assemble(options, guard, listener, log, token, audit_file)
     _catch_strays(service)
     words = _Words(service)
     try:
@@ -60,13 +67,19 @@ def run_daemon(options: Options, guard: Guard, listener: Listener, token: Token 
             stop_without_loop(service)
         except Exception as second:  # noqa: BLE001 - nothing new begins during a stop
             service.uncaught("stop", second)
+    finish_audit(service)
     words.stopped()
     service.leaves.close()
     return guard.code()
 
 
 def _assemble(
-    options: Options, guard: Guard, listener: Listener, log: Log, token: Token | None
+    options: Options,
+    guard: Guard,
+    listener: Listener,
+    log: Log,
+    token: Token | None,
+    audit_file: AuditFile | None,
 ) -> Service:
     environment = dict(os.environb)
     boot.close_on_exec()
@@ -135,6 +148,7 @@ def _assemble(
         warnings=warnings,
         memory=memory,
         token=token,
+        audit_file=audit_file,
     )
     service.registry.restore(
         memory.pasts,

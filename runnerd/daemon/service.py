@@ -24,6 +24,8 @@ from runnerd.protocol.errors import RequestError
 from runnerd.protocol.requests import METHODS, ExecStart
 
 from .admission import MemoryGauge
+from .audit import Audit
+from .audit_file import AuditFile
 from .cgroup import Leaves
 from .claiming import Claiming
 from .counters import Counters
@@ -79,6 +81,7 @@ class Service:
         pressure: Where memory pressure is read.
         memory: What earlier incarnations left, and where this one may leave something.
         token: What every hello must carry; None = nothing.
+        audit_file: Where changes are written down; None = nowhere.
 
     Attributes:
         running: Every exec that is live or kept, by id.
@@ -114,6 +117,7 @@ class Service:
         warnings: list[str],
         memory: Memory,
         token: Token | None,
+        audit_file: AuditFile | None,
     ) -> None:
         self.bounds = bounds
         self.log = log
@@ -177,6 +181,9 @@ class Service:
         self.big_pipes = BigPipes()
         self.rests = Rests(poller, self)
         self.token = token
+        self.audit = None
+        if audit_file is not None:
+            self.audit = Audit(audit_file, poller=poller, owner=self, log=log)
         self.version = runnerd.__version__
         self.features = sorted(METHODS)
         self.started_s = time.monotonic()
@@ -317,12 +324,14 @@ class Service:
 
     def warnings_now(self) -> list[str]:
         """Return what an operator should know: what was found at boot, and what is so now."""
-        found = list(self.warnings)
+        now = []
         if self.journal.exists and not self.journal.is_on:
-            found.append(f"the journal has failed: {self.journal.reason}")
+            now.append(f"the journal has failed: {self.journal.reason}")
+        if self.audit is not None and self.audit.failure is not None:
+            now.append(f"the audit has failed: {self.audit.failure}")
         if self.claiming.ownership.claim is not None and not self.claiming.is_durable:
-            found.append(f"the claim ends with this daemon: {self.claiming.reason}")
-        return found
+            now.append(f"the claim ends with this daemon: {self.claiming.reason}")
+        return [*self.warnings, *now]
 
     def live(self) -> list[Running]:
         """Return every live exec."""

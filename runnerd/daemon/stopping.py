@@ -94,6 +94,12 @@ def stop_without_loop(service: Service) -> None:
     _finish_journal(service)
 
 
+def finish_audit(service: Service) -> None:
+    """Write what is left of the audit, once no connection is left to be answered."""
+    if service.audit is not None:
+        service.audit.finish(_left_s(service, _JOURNAL_S))
+
+
 def _finish_journal(service: Service) -> None:
     # Nothing else is left to do, so it may be waited for; beyond this the deadline counts more.
     service.journal.finish()

@@ -1,0 +1,162 @@
+"""What is hidden of what was asked for, and what an audit line holds of it."""
+
+from __future__ import annotations
+
+import json
+import time
+from typing import Any
+
+import msgspec
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from runnerd.core.audit import (
+    AUDIT_ENTRY_BYTES,
+    ITEMS_MAX,
+    LINE_BYTES_MAX,
+    TEXT_CHARS_MAX,
+    Asked,
+    Settled,
+    audit_line,
+    shown_params,
+)
+from runnerd.core.redaction import HIDDEN, Redaction
+from runnerd.protocol.requests import (
+    EnvSet,
+    ExecSignal,
+    ExecStart,
+    ExecWrite,
+    Hello,
+    Params,
+    Pty,
+)
+
+HIDE = Redaction()
+S = "s3cr3t-word"
+
+
+@pytest.mark.parametrize(
+    "name",
+    ["TOKEN", "GITHUB_TOKEN", "token", "aws-secret-access-key", "API_KEY", "ApiKey", "DB_PASSWORD",
+     "db_passwd", "CREDENTIALS", "Authorization", "SSH_AUTH_SOCK", "Set-Cookie", "passphrase"],
+)  # fmt: skip
+def test_names_of_secrets_are_known(name: str) -> None:
+    assert HIDE.hides(name)
+
+
+@pytest.mark.parametrize("name", ["PATH", "HOME", "argv", "USER", "LANG", "exec_id", "cwd"])
+def test_other_names_are_left(name: str) -> None:
+    assert not HIDE.hides(name)
+
+
+def test_patterns_can_be_added() -> None:
+    more = Redaction(["DATABASE_*", "my-thing"])
+    assert more.hides("database_url")
+    assert more.hides("MY-THING")
+    assert more.hides("TOKEN")
+    assert not HIDE.hides("DATABASE_URL")
+
+
+@pytest.mark.parametrize(
+    ("argv", "shown"),
+    [
+        (["x", f"--password={S}"], ["x", f"--password={HIDDEN}"]),
+        (["x", f"--password={S} and more"], ["x", f"--password={HIDDEN}"]),
+        (["env", f"API_KEY={S}", "make"], ["env", f"API_KEY={HIDDEN}", "make"]),
+        (["x", "--token", S, "file"], ["x", "--token", HIDDEN, "file"]),
+        (["x", "--token", "--verbose", "file"], ["x", "--token", "--verbose", "file"]),
+        (["x", "-token", S], ["x", "-token", HIDDEN]),
+        (["curl", "-H", f"Authorization: Bearer {S}"], ["curl", "-H", f"Authorization: {HIDDEN}"]),
+        (["sh", "-c", f"TOKEN={S} make"], ["sh", "-c", f"TOKEN={HIDDEN}"]),  # all of the word
+        (["sh", "-c", f"a; TOKEN={S} make; b"], ["sh", "-c", f"a; TOKEN={HIDDEN} make; b"]),
+        (["sh", "-c", f"a; A_KEY='{S} {S}' b"], ["sh", "-c", f"a; A_KEY={HIDDEN} b"]),
+        (["sh", "-c", f"x --password {S} y"], ["sh", "-c", f"x --password {HIDDEN} y"]),
+        (["x", f'{{"password": "{S}", "a": 1}}'], ["x", f'{{"password": {HIDDEN}, "a": 1}}']),
+        (["git", f"https://u:{S}@host/p"], ["git", f"https://u:{HIDDEN}@host/p"]),
+        (["echo", "password", "is"], ["echo", "password", "is"]),
+        (["make", "A=b", "--jobs=4"], ["make", "A=b", "--jobs=4"]),
+        ([], []),
+    ],
+)  # fmt: skip
+def test_words_of_a_command_line(argv: list[str], shown: list[str]) -> None:
+    assert HIDE.words(argv) == shown
+
+
+@given(st.lists(st.text()), st.sampled_from(["--password={}", "API_KEY={}", "--token {}"]))
+def test_no_surroundings_bring_a_secret_back(words: list[str], form: str) -> None:
+    secret = "Zq7Zq7Zq7"
+    given_words = form.format(secret).split(" ")
+    shown = HIDE.words([*words, *given_words, *words])
+    assert not any(secret in word for word in shown)
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["a" * 100_000, "-" * 100_000, "a-" * 50_000, " " * 100_000, "=" * 100_000, "a=" * 50_000,
+     "://" * 30_000, "TOKEN='" * 10_000, "a " * 50_000, 'KEY="' * 20_000, "://a" * 25_000],
+)  # fmt: skip
+def test_every_search_takes_linear_time(text: str) -> None:
+    """It runs with the GIL: a request must not stop the loop. n squared takes minutes."""
+    began_s = time.process_time()
+    HIDE.text(text)
+    assert time.process_time() - began_s < 2
+
+
+def line(params: Params | None, **more: Any) -> dict[str, Any]:
+    asked = Asked(
+        1.5, 3, 7, 8, 9, "me", 2, "exec.start", params, more.pop("stdin_bytes", None),
+        AUDIT_ENTRY_BYTES,
+    )  # fmt: skip
+    raw = audit_line(Settled(asked, "ok", "e"), HIDE)
+    assert len(raw) <= LINE_BYTES_MAX
+    assert raw.count(b"\n") == 1
+    read: dict[str, Any] = json.loads(raw)
+    return read
+
+
+def test_a_line_says_who_what_and_what_came_of_it() -> None:
+    start = ExecStart(argv=["make", f"K_KEY={S}"], env={"A": "b", "TOKEN": S, "C": None}, cwd="/x")
+    assert line(start) == {
+        "at": 1.5, "connection": 3, "pid": 7, "uid": 8, "gid": 9, "client": "me", "fence": 2,
+        "method": "exec.start", "exec_id": "e", "result": "ok",
+        "params": {
+            "argv": ["make", f"K_KEY={HIDDEN}"], "env": {"A": "b", "TOKEN": HIDDEN, "C": None},
+            "cwd": "/x",
+        },
+    }  # fmt: skip
+
+
+def test_stdin_data_is_its_length() -> None:
+    assert line(ExecWrite(exec_id="e", eof=True), stdin_bytes=5)["params"] == {
+        "exec_id": "e", "eof": True, "data_bytes": 5,
+    }  # fmt: skip
+    # Nor would it be there, should it ever be handed over.
+    assert S not in json.dumps(line(ExecWrite(exec_id="e", data=S.encode())))
+
+
+def test_fields_are_hidden_by_their_names_too() -> None:
+    assert shown_params(Hello(protocol=[1], token=S, fence=4), HIDE) == {
+        "protocol": [1], "token": HIDDEN, "fence": 4,
+    }  # fmt: skip
+    assert shown_params(EnvSet(set={"A_SECRET": S, "A": "b"}), HIDE)["set"] == {
+        "A_SECRET": HIDDEN, "A": "b",
+    }  # fmt: skip
+    shown = shown_params(ExecStart(argv=["a"], pty=Pty(rows=50), labels={"api-key": S}), HIDE)
+    assert shown == {"argv": ["a"], "pty": {"rows": 50}, "labels": {"api-key": HIDDEN}}
+    assert shown_params(ExecSignal(exec_id="e", signal=9), HIDE) == {"exec_id": "e", "signal": 9}
+
+
+@given(st.lists(st.text(st.characters()), min_size=1, max_size=5))
+def test_whatever_is_asked_for_the_line_is_bounded_json(words: list[str]) -> None:
+    many = [word * 3000 for word in words] * 100
+    start = msgspec.convert({"argv": ["x"]}, ExecStart)
+    start.argv = ["x", *many]
+    start.env = {f"{n}{word}": word * 3000 for n, word in enumerate(words * 100)}
+    start.labels = {word[:10]: word for word in words}
+    read = line(start)
+    if read["params"] is not None:
+        assert len(read["params"]["argv"]) <= ITEMS_MAX + 1
+        assert max(map(len, read["params"]["argv"])) < 12 * (TEXT_CHARS_MAX + 32)
+    else:
+        assert read["cut"] is True
