@@ -105,7 +105,7 @@ static long read_stat(int pid, char *text, long size, long *got)
     return at;
 }
 
-/* The parent of `pid` by /proc/PID/stat, or 0 if that cannot be read. */
+/* The parent of `pid`, 0 where that is beyond our pid namespace, or -1 if it cannot be read. */
 static int parent_of(int pid)
 {
     char text[512];
@@ -113,7 +113,7 @@ static int parent_of(int pid)
     int parent = 0;
 
     if (at < 0)
-        return 0;
+        return -1;
     for (at += 4; at < got && text[at] >= '0' && text[at] <= '9'; at++)
         parent = parent * 10 + (text[at] - '0');
     return parent;
@@ -162,9 +162,10 @@ EXPORT int guard_arm(int code, int cause) { return arm(code, cause, 0); }
  *
  * A sender that is gone already counts as outside. The honest way to stop a daemon is a kill(1)
  * that exits at once, so refusing what cannot be proven would lose real stops, while a command
- * that wants the daemon gone has KILL wherever it may send TERM, but for a daemon that is PID 1.
- * Where we are PID 1 a sender from beyond the pid namespace has pid 0, and what `docker exec`
- * brought in has parent 0; all others descend from us. */
+ * that wants the daemon gone has KILL wherever it may send TERM.
+ * Not so where we are PID 1: no signal of a command's can end us there, so this one must not either.
+ * A sender from beyond the pid namespace has pid 0 then, and what `docker exec` brought in has
+ * parent 0, as long as it lives; all others descend from us, and who cannot be seen is one of them. */
 static int descends_from_us(int sender)
 {
     const int self = (int)sys(SYS_GETPID, 0, 0, 0, 0, 0);
@@ -177,7 +178,7 @@ static int descends_from_us(int sender)
         if (pid == self)
             return 1;
     }
-    return 0;
+    return self == 1 && pid != 0;
 }
 
 /* Whether the sender itself wrote what the signal says of it: rt_sigqueueinfo(2), so sigqueue(3),

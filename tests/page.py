@@ -20,6 +20,7 @@ from runnerd.core.bounds import Bounds
 from runnerd.core.life import TRANSITIONS, Event, State
 from runnerd.daemon.claim_file import ClaimRecord
 from runnerd.daemon.last_words import LastWords
+from runnerd.daemon.limit_texts import LIMIT_TEXTS
 from runnerd.protocol import answers, events, requests
 from runnerd.protocol.errors import KINDS, ErrorData
 from runnerd.protocol.schema import attributes, methods_table
@@ -78,12 +79,13 @@ def _cell(state: State, after: State | None) -> str:
 
 
 def limits_table() -> str:
-    rows = ["| option | default | in `hello.limits` |", "|---|---|---|"]
+    rows = ["| option | default | in `hello.limits` | what |", "|---|---|---|---|"]
     for field in msgspec.structs.fields(Bounds):
         said = _SAID_IN_HELLO.get(field.name)
         shown = "—" if said is None else f"`{said}`"
         option = field.name.replace("_", "-")
-        rows.append(f"| `--{option}` | {field.default:,} | {shown} |")
+        what = LIMIT_TEXTS[field.name]
+        rows.append(f"| `--{option}` | {field.default:,} | {shown} | {what} |")
     return "\n".join(rows)
 
 
@@ -185,6 +187,7 @@ _REQUESTS: Final = {
 }
 _PARTS: Final[tuple[type[msgspec.Struct], ...]] = (
     *dict.fromkeys(each for each in answers.ANSWERS.values() if each.__struct_fields__),
+    answers.Trouble,
     answers.Limits,
     answers.Claim,
     answers.Pin,

@@ -26,6 +26,7 @@ from runnerd.protocol.answers import (
     EnvAnswer,
     ExecInfo,
     Exit,
+    HealthAnswer,
     ListAnswer,
     MetricsAnswer,
     PinAnswer,
@@ -35,6 +36,7 @@ from runnerd.protocol.answers import (
 from runnerd.protocol.errors import RequestError
 from runnerd.protocol.requests import (
     DaemonDrain,
+    DaemonHealth,
     DaemonInfoRequest,
     DaemonMetrics,
     DaemonStop,
@@ -346,6 +348,14 @@ class Requests:
     def info(self) -> Steps[DaemonInfo]:
         """Describe the daemon."""
         return (yield from _ask("daemon.info", DaemonInfoRequest(), DaemonInfo))
+
+    def health(self, timeout_s: float | None = CALL_TIMEOUT_S) -> Steps[HealthAnswer]:
+        """Ask whether the daemon is well, and what works worse than it should.
+
+        Args:
+            timeout_s: The most to wait for the answer, in seconds.
+        """
+        return (yield from _ask("daemon.health", DaemonHealth(), HealthAnswer, timeout_s))
 
     def metrics(
         self,

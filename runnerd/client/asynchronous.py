@@ -303,6 +303,7 @@ class AsyncClient:
     activity = asynchronous(Requests.activity)
     ping = asynchronous(Requests.ping)
     info = asynchronous(Requests.info)
+    health = asynchronous(Requests.health)
     metrics = asynchronous(Requests.metrics)
     drain = asynchronous(Requests.drain)
     undrain = asynchronous(Requests.undrain)

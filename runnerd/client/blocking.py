@@ -384,6 +384,7 @@ class Client:
     activity = blocking(Requests.activity)
     ping = blocking(Requests.ping)
     info = blocking(Requests.info)
+    health = blocking(Requests.health)
     metrics = blocking(Requests.metrics)
     drain = blocking(Requests.drain)
     undrain = blocking(Requests.undrain)

@@ -66,6 +66,7 @@ REPEATS: Final = {
     "sandbox.activity": Repeat.ALWAYS,
     "events.subscribe": Repeat.ALWAYS,  # from then on; what is missed between is said
     "daemon.info": Repeat.ALWAYS,
+    "daemon.health": Repeat.ALWAYS,
     "daemon.metrics": Repeat.ALWAYS,
     "daemon.drain": Repeat.ALWAYS,  # a state, not a step
     "daemon.undrain": Repeat.ALWAYS,

@@ -32,6 +32,7 @@ CHANGES: Final[dict[str, bool]] = {
     "sandbox.activity": False,
     "events.subscribe": False,
     "daemon.info": False,
+    "daemon.health": False,
     "daemon.metrics": False,
     "daemon.drain": True,
     "daemon.undrain": True,

@@ -36,6 +36,7 @@ COMMANDS: Final = {
     "activity": ("activity", "say whether the sandbox is idle, and why not"),
     "events": ("events", "watch what happens"),
     "info": ("info", "describe the daemon"),
+    "health": ("health", "say whether the daemon is well"),
     "metrics": ("metrics", "print the daemon's metrics"),
     "drain": ("drain", "let the daemon take no new work"),
     "undrain": ("drain", "let the daemon take new work again"),

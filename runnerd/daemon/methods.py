@@ -54,6 +54,7 @@ from runnerd.protocol.requests import (
 from .attaching import subscribe
 from .calls import Call
 from .ends import cancel, wait
+from .health import health
 from .inspecting import daemon_info, exec_info, past_info, start_answer
 from .metrics import exposition
 from .running import Running
@@ -368,6 +369,10 @@ def _info(call: Call, _params: NoParams) -> None:
     call.answer(daemon_info(call.service))
 
 
+def _health(call: Call, _params: NoParams) -> None:
+    call.answer(health(call.service))
+
+
 def _metrics(call: Call, params: DaemonMetrics) -> None:
     call.answer(exposition(call.service, params.format))
 
@@ -394,6 +399,7 @@ HANDLERS: Final[dict[str, Callable[[Call, Any], None]]] = {
     "sandbox.activity": activity,
     "events.subscribe": _events,
     "daemon.info": _info,
+    "daemon.health": _health,
     "daemon.metrics": _metrics,
     "daemon.drain": drain,
     "daemon.undrain": undrain,

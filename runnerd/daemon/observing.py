@@ -63,7 +63,10 @@ class Observer:
         counters.output_bytes["stdout"] += its_exit.stdout.total_bytes
         counters.output_bytes["stderr"] += its_exit.stderr.total_bytes
         counters.dropped_bytes += its_exit.stdout.dropped_bytes + its_exit.stderr.dropped_bytes
-        counters.oom_kills += its_exit.oom.kills or 0
+        if its_exec.has_own_oom_kills:
+            counters.leaf_oom_kills += its_exit.oom.kills or 0
+        if its_exec.phases.first_byte_ms is not None:
+            counters.first_byte.observe(its_exec.phases.first_byte_ms / 1000)
         counters.exec_duration.observe(its_exit.wall_s or 0.0)
         self._log.debug(
             "exec_exited",

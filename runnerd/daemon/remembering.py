@@ -29,6 +29,7 @@ class Memory:
         directory: The state directory, locked; None = there is none.
         file: The journal, open; None = there is none.
         reason: Why there is no journal, or None.
+        trouble: Why the state directory that was asked for is not used, or None.
         warnings: What an operator should know, in sentences.
         pasts: What is known of earlier execs, in order of acceptance.
         starts: Starts accepted by earlier incarnations.
@@ -44,6 +45,7 @@ class Memory:
         self.starts = 0
         self.dropped = 0
         self.fence: int | None = None
+        self.trouble: str | None = None
         self.directory: StateDirectory | None
         self.directory, why = find_state(asked)
         self.reason = None if why is None else f"no state directory: {why}"
@@ -51,7 +53,8 @@ class Memory:
         if self.directory is not None:
             self._open(self.directory, bounds, wall_s)
         elif asked is not None:
-            self.warnings.append(f"no state directory: {why}")
+            self.trouble = f"no state directory: {why}"
+            self.warnings.append(self.trouble)
         if self.claim.warning is not None:
             self.warnings.append(self.claim.warning)
         # The journal may be lost, and with it what it knew.

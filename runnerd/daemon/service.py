@@ -36,12 +36,14 @@ from .guard import CAUSE_ERROR, CAUSE_STOP, Guard
 from .heart import Heart
 from .journal import Journal
 from .launcher import Launcher
+from .listening import Listener
 from .log import Log
 from .memory import OomCounter
 from .observing import Observer
 from .pipes import BigPipes
 from .poller import Poller
 from .pressure import PressureFile
+from .pulse import Pulse
 from .reaper import Reaper
 from .remembering import Memory
 from .resting import Rests
@@ -55,6 +57,7 @@ from .tokens import Token
 
 if TYPE_CHECKING:
     from .connection import Connection
+    from .metrics_port import MetricsPort
 
 EXIT_SOFTWARE = 70  # EX_SOFTWARE, sysexits.h: an uncaught error of our own
 _EXPIRE_EVERY_S = 30.0
@@ -77,6 +80,7 @@ class Service:
         reaper: Waits.
         oom_counter: The cgroup's counter.
         oom_order: What was found about it at boot.
+        listener: The socket.
         memory_gauge: What is in use of its limit.
         pressure: Where memory pressure is read.
         memory: What earlier incarnations left, and where this one may leave something.
@@ -88,6 +92,8 @@ class Service:
         observer: Told of what happens.
         events: Who watches that.
         connections: Open connections.
+        pulse: How late the loop is, and whether the socket can be reached.
+        metrics_port: Serves the metrics by HTTP, where that was asked for.
         all_children_ours: Whether every process that can become the daemon's child comes from an
             exec.
         incarnation: A random id of this start.
@@ -109,9 +115,9 @@ class Service:
         reaper: Reaper,
         oom_counter: OomCounter,
         oom_order: OomOrder,
-        memory_gauge: MemoryGauge,
+        listener: Listener,
         pressure: PressureFile,
-        socket_path: str,
+        memory_gauge: MemoryGauge,
         is_subreaper: bool,
         all_children_ours: bool,
         warnings: list[str],
@@ -130,15 +136,18 @@ class Service:
         self.reaper = reaper
         self.oom_order = oom_order
         self.memory_gauge = memory_gauge
-        self.socket_path = socket_path
+        self.socket_path = listener.path
+        self.pressure = pressure
         self.is_subreaper = is_subreaper
         self.all_children_ours = all_children_ours
         self.warnings = warnings
         self.counters = Counters()
+        self.pulse = Pulse(poller, self, log, self.counters, listener)
         self.freezes = Freezes(poller, self, log, self.counters)
         self.incarnation = incarnation
         self.registry = Registry(bounds, self.incarnation, spool_place.slots)
         self.state_path = memory.path
+        self.state_trouble = memory.trouble
         self.journal = Journal(
             memory.file,
             memory.reason,
@@ -173,6 +182,7 @@ class Service:
             log=log,
             on_stray=lambda error: self.stray(error, "spool"),
         )
+        self.metrics_port: MetricsPort | None = None
         self.running: dict[str, Running] = {}
         self.connections: set[Connection] = set()
         self.heart = Heart(poller, self)
@@ -192,10 +202,21 @@ class Service:
         self.limits = limits_of(bounds, has_spool=spool_place.slots is not None)
         self.when_idle = trio.Event()  # replaced by who waits for it
         self._oom_counter = oom_counter
+        self._oom_kills_before = oom_counter.read()
 
     def oom_kills(self) -> int | None:
         """Return the cgroup's OOM kills so far, or None."""
         return self._oom_counter.read()
+
+    def oom_kills_seen(self) -> int:
+        """Return the OOM kills since the daemon's start, each counted once.
+
+        The cgroup's counter counts what died in cgroups below it too; execs may have theirs
+        elsewhere, or ours may have no counter.
+        """
+        before, now = self._oom_kills_before, self.oom_kills()
+        own = 0 if before is None or now is None else now - before
+        return max(own, self.counters.leaf_oom_kills)
 
     # ------------------------------------------------------------------ execs
 

@@ -19,6 +19,15 @@ OomVerdict = Literal["none", "child", "possible", "killed", "unknown"]
 TranscriptState = Literal["kept", "partial", "evicted", "forgotten", "lost"]
 SpoolState = Literal["off", "on", "degraded"]
 IdleReason = Literal["live_execs", "attached_clients", "leftovers", "recent_work", "pin"]
+TroubleKind = Literal[
+    "state_lost",
+    "journal_off",
+    "spool_off",
+    "loop_lag",
+    "socket_unreachable",
+    "socket_bound_again",
+    "metrics_off",
+]
 
 
 class Limits(msgspec.Struct, kw_only=True):
@@ -734,6 +743,39 @@ class DaemonInfo(msgspec.Struct, kw_only=True):
     memory_admission: MemoryAdmission | None = None
 
 
+class Trouble(msgspec.Struct, kw_only=True):
+    """Something that works worse than it should; commands run all the same.
+
+    Attributes:
+        kind: state_lost (the state directory was asked for and cannot be used, or was taken away);
+            journal_off (starts and exits are not written at the moment); spool_off (the disk under
+            the spool fails or hangs); loop_lag (the loop was late by a second or more in the last
+            minute); socket_unreachable (the socket's file is gone, or another's is in its place);
+            socket_bound_again (it was gone, in the last minute); metrics_off (--metrics-listen
+            was asked for and nothing listens there).
+        message: In one sentence.
+    """
+
+    kind: TroubleKind
+    message: str
+
+
+class HealthAnswer(msgspec.Struct, kw_only=True):
+    """The answer to daemon.health. That there is one says that the daemon lives.
+
+    Attributes:
+        live: Always true.
+        ready: Whether a start would be taken: neither draining nor stopping.
+        state: serving, draining or stopping.
+        degraded: What works worse than it should; empty = nothing.
+    """
+
+    live: bool
+    ready: bool
+    state: Literal["serving", "draining", "stopping"]
+    degraded: list[Trouble]
+
+
 class MetricsAnswer(msgspec.Struct, kw_only=True):
     """The answer to daemon.metrics.
 
@@ -888,6 +930,7 @@ ANSWERS: Final[dict[str, type[msgspec.Struct]]] = {
     "sandbox.activity": ActivityAnswer,
     "events.subscribe": EventsAnswer,
     "daemon.info": DaemonInfo,
+    "daemon.health": HealthAnswer,
     "daemon.metrics": MetricsAnswer,
     "daemon.drain": Empty,
     "daemon.undrain": Empty,

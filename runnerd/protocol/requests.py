@@ -642,6 +642,10 @@ class SandboxActivity(Params):
         _check_seconds("if_idle_for_s", self.if_idle_for_s)
 
 
+class DaemonHealth(NoParams):
+    """Ask whether the daemon is well; nothing that is asked of a disk or a command answers it."""
+
+
 class DaemonMetrics(Params):
     """Read the daemon's metrics.
 
@@ -673,6 +677,7 @@ METHODS: Final[dict[str, type[Params]]] = {
     "sandbox.activity": SandboxActivity,
     "events.subscribe": EventsSubscribe,
     "daemon.info": DaemonInfoRequest,
+    "daemon.health": DaemonHealth,
     "daemon.metrics": DaemonMetrics,
     "daemon.drain": DaemonDrain,
     "daemon.undrain": DaemonUndrain,

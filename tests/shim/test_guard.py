@@ -8,10 +8,11 @@ import subprocess
 import sys
 import time
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 import pytest
 
+from tests import needs
 from tests.shim.harness import wait_until
 
 if TYPE_CHECKING:
@@ -237,6 +238,52 @@ def test_a_sender_already_gone_is_obeyed(guarded: Callable[..., Guarded]) -> Non
     one = guarded("ready()\nos.read(woken, 9)\nprint(value('cause'), flush=True)")
     subprocess.run(["/bin/kill", str(one.process.pid)], check=True)
     assert one.stdout.readline() == b"15\n"
+
+
+GONE: Final = """
+signal.pthread_sigmask(signal.SIG_BLOCK, [15])
+pid = os.fork()
+if pid == 0: os.kill(os.getppid(), 15), os._exit(0)
+os.waitpid(pid, 0)
+signal.pthread_sigmask(signal.SIG_UNBLOCK, [15])
+print(value('armed'), value('refused_total'), flush=True)
+"""
+
+
+def test_a_command_that_is_gone_is_not_obeyed_by_pid_1(guard_object: Path) -> None:
+    """No other signal of a command's can end PID 1. Elsewhere it has KILL anyway."""
+    needs.root()
+    command = [sys.executable, "-ISc", PRELUDE + GONE, str(guard_object), "0.3", "alone"]
+    own_pids = ["unshare", "--pid", "--fork", "--mount-proc", "--kill-child"]
+    for wrapper, said in (own_pids, b"0 1\n"), ([], b"1 0\n"):
+        done = subprocess.run([*wrapper, *command], capture_output=True, check=True)
+        assert done.stdout == said
+
+
+@pytest.mark.parametrize("how", ["from beyond", "by an exec from beyond"])
+def test_pid_1_obeys_whoever_is_beyond_its_namespace(
+    guarded: Callable[..., Guarded], guard_object: Path, how: str
+) -> None:
+    """As docker stop does it, and as docker exec would."""
+    needs.root()
+    code = PRELUDE + "ready()\ntime.sleep(60)"
+    process = subprocess.Popen(
+        ["unshare", "--pid", "--fork", "--mount-proc", "--kill-child",
+         sys.executable, "-ISc", code, str(guard_object), "0.3"],
+        stdout=subprocess.PIPE,
+    )  # fmt: skip
+    assert process.stdout is not None
+    with process.stdout:
+        assert process.stdout.readline() == b"ready\n"
+        (pid,) = children_of(process.pid)
+        if how == "from beyond":
+            os.kill(pid, signal.SIGTERM)
+        else:
+            # The one that enters stays, as what an engine runs does while it is looked at.
+            script = "kill -TERM 1; sleep 2"
+            enter = ["nsenter", "-t", str(pid), "-p", "-m", "sh", "-c", script]
+            subprocess.run(enter, check=False)
+        assert process.wait(timeout=20) == 0
 
 
 def test_a_stray_deadline_signal_ends_nothing(guarded: Callable[..., Guarded]) -> None:
