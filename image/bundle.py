@@ -205,6 +205,8 @@ def build(out: Path) -> None:
     Raises:
         BundleError, build_hook.BuildError: If it cannot be made; nothing is at `out` then.
     """
+    if build_hook.machine() != platform.machine():
+        raise BundleError(f"it is for this machine's {platform.machine()}, whose Python it copies")
     if out.exists() and not (out / "share" / "contents.json").is_file():
         raise BundleError(f"{out} is there and is no bundle")
     unfinished = out.with_name(f".{out.name}.{os.getpid()}")
