@@ -183,6 +183,13 @@ def library(out: Path) -> Path:
     return out / "lib" / f"python{sys.version_info.major}.{sys.version_info.minor}"
 
 
+def open_to_all(out: Path) -> None:
+    """Let every user of an image read it, whatever umask it was made with."""
+    for path in [out, *out.rglob("*")]:
+        if not path.is_symlink():
+            path.chmod(0o755 if path.is_dir() or os.access(path, os.X_OK) else 0o644)
+
+
 def put_contents(out: Path, libc: str) -> None:
     """Write what is in it, for whoever must know which version of something they run."""
     found = contents.distributions()
@@ -232,6 +239,7 @@ def fill(out: Path) -> None:
     put_programs(out)
     strip(out)
     put_contents(out, libc)
+    open_to_all(out)
 
 
 def main() -> int:

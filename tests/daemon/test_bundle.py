@@ -108,6 +108,15 @@ def test_it_is_small_and_holds_what_it_should(bundle: Path) -> None:
     assert licences >= {"runnerd", "trio", "msgspec", "psutil", "attrs", "python"}
 
 
+def test_every_user_may_use_it_and_only_its_owner_change_it(bundle: Path) -> None:
+    """It was made with a umask of 077."""
+    for path in [bundle, *bundle.rglob("*")]:
+        mode = path.stat().st_mode & 0o7777
+        assert mode == 0o755 or (path.is_file() and mode == 0o644), (path, oct(mode))
+    for name in ("bin/runnerd", "bin/tini", "libexec/runnerd", "libexec/interpreter"):
+        assert os.access(bundle / name, os.X_OK)
+
+
 def test_no_path_of_the_building_machine_is_in_it(bundle: Path) -> None:
     """But for where CPython itself was made, which it has compiled in and never looks at here."""
     ours = [os.fsencode(path) for path in (REPOSITORY, os.path.realpath(sys.prefix))]
