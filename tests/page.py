@@ -18,6 +18,7 @@ import msgspec
 
 from runnerd.core.bounds import Bounds
 from runnerd.core.life import TRANSITIONS, Event, State
+from runnerd.daemon.claim_file import ClaimRecord
 from runnerd.daemon.last_words import LastWords
 from runnerd.daemon.limit_texts import LIMIT_TEXTS
 from runnerd.protocol import answers, events, requests
@@ -188,6 +189,8 @@ _PARTS: Final[tuple[type[msgspec.Struct], ...]] = (
     *dict.fromkeys(each for each in answers.ANSWERS.values() if each.__struct_fields__),
     answers.Trouble,
     answers.Limits,
+    answers.Claim,
+    answers.Pin,
     answers.StreamCount,
     answers.Oom,
     answers.Phases,
@@ -214,6 +217,7 @@ GENERATED: Final[dict[str, Callable[[], str]]] = {
     "kinds of events": events_table,
     "fields of attach": partial(fields_table, requests.Attach, request=True),
     "fields of pty": partial(fields_table, requests.Pty, request=True),
+    "fields of claim.json": partial(fields_table, ClaimRecord, request=False),
     "fields of last-words.json": partial(fields_table, LastWords, request=False),
     **{
         f"fields of {method}": partial(fields_table, struct, request=True)

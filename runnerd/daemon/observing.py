@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 from runnerd.core.execs import Exec
 from runnerd.core.registry import Registry
-from runnerd.protocol.answers import Exit
+from runnerd.protocol.answers import Claim, Exit
 from runnerd.protocol.errors import RequestError
 
 from .counters import Counters
@@ -111,6 +111,18 @@ class Observer:
     def stopping(self, cause: str) -> None:
         """The stop has begun; stopping.py logs it, with who began it."""
         self._events.put("stopping", cause=cause)
+
+    def claimed(self, claim: Claim, previous: Claim | None, connection: int) -> None:
+        """A claim was taken, from whoever had it before."""
+        self._log.info(
+            "claimed",
+            connection=connection,
+            owner=claim.owner,
+            fence=claim.fence,
+            previous=None if previous is None else previous.owner,
+        )
+        if claim.fence is not None:
+            self.owner_changed(claim.fence, claim.owner)
 
     def owner_changed(self, fence: int, owner: str | None = None) -> None:
         """The sandbox has a new owner: a higher fence, or a claim that names one."""

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 import trio
 
 import runnerd
+from runnerd.core.activity import Activity
 from runnerd.core.bounds import Bounds, limits_of
 from runnerd.core.digest import content_of
 from runnerd.core.execs import Exec
@@ -26,6 +27,7 @@ from .admission import MemoryGauge
 from .audit import Audit
 from .audit_file import AuditFile
 from .cgroup import Leaves
+from .claiming import Claiming
 from .counters import Counters
 from .events import Events
 from .fencing import Fencing
@@ -164,6 +166,14 @@ class Service:
             owner=self,
             on_new=self.observer.owner_changed,
         )
+        self.claiming = Claiming(
+            memory.claim,
+            folder=None if memory.directory is None else memory.directory.path,
+            incarnation=incarnation,
+            poller=poller,
+            owner=self,
+            log=log,
+        )
         self.spool = Spooler(
             spool_place,
             self.registry.budget,
@@ -188,6 +198,7 @@ class Service:
         self.features = sorted(METHODS)
         self.started_s = time.monotonic()
         self.started_at = time.time()
+        self.activity = Activity(self.started_s)
         self.limits = limits_of(bounds, has_spool=spool_place.slots is not None)
         self.when_idle = trio.Event()  # replaced by who waits for it
         self._oom_counter = oom_counter
@@ -244,6 +255,7 @@ class Service:
             oom_kills=self.oom_kills(),
             memory=self.memory_gauge.use(now_s),
         )
+        self.activity.worked(now_s)
         running = Running(self, accepted, params, on_start)
         self.running[accepted.exec_id] = running
         running.start()
@@ -288,6 +300,7 @@ class Service:
     def undo_start(self, failed: Exec) -> None:
         """A start failed: nothing of it is kept, its id is free."""
         self.registry.failed(failed)
+        self.activity.worked(time.monotonic())
         del self.running[failed.exec_id]
         self.journal.failed(failed.number)
         self._note_idle()
@@ -303,7 +316,11 @@ class Service:
 
     def closed(self, running: Running) -> None:
         """Nothing of an exec is left; keep its record while there is room."""
-        self.registry.closed(running.exec, time.monotonic())
+        now_s = time.monotonic()
+        self.registry.closed(running.exec, now_s)
+        self.activity.leftovers_ended(now_s)
+        if len(running.readers):
+            self.activity.worked(now_s)
         self.spares.refill()  # a rescue has what it was lent until its end
         self._drop_expired()
         self._note_idle()
@@ -333,6 +350,8 @@ class Service:
             now.append(f"the journal has failed: {self.journal.reason}")
         if self.audit is not None and self.audit.failure is not None:
             now.append(f"the audit has failed: {self.audit.failure}")
+        if self.claiming.trouble is not None:
+            now.append(self.claiming.trouble)
         return [*self.warnings, *now]
 
     def live(self) -> list[Running]:

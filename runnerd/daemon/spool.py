@@ -73,7 +73,7 @@ class Spooler:
             self._file, self._slots = place.file, place.slots
             if self._file.plain_reason is not None:
                 log.warning("spool_plain", reason=self._file.plain_reason)
-            self._disk = Disk(poller, self, self._hung)
+            self._disk = Disk(poller, self, self._hung, name="spool")
             budget.on_want = self._wanted
             self._slots.on_freed = lambda: poller.defer(self, self._give_back)
 
