@@ -71,6 +71,14 @@ class Claiming:
         if folder is not None and not found.is_left_alone:
             self._disk = Disk(poller, owner, self._hangs, name="claim")
 
+    @property
+    def trouble(self) -> str | None:
+        """Why the claim in force does not outlive this daemon, in words; None where it does."""
+        # Without a reason it is on its way to the disk.
+        if self.ownership.claim is None or self.is_durable or self.reason is None:
+            return None
+        return f"the claim ends with this daemon: {self.reason}"
+
     def take(self, params: SandboxClaim, held: int | None) -> Taken:
         """Claim the sandbox for a connection that holds that fence.
 

@@ -29,6 +29,8 @@ def _troubles(service: Service) -> Iterator[Trouble]:
     elif service.state_path is not None and journal.reason is not None:
         kind: TroubleKind = "state_lost" if journal.is_gone else "journal_off"
         yield Trouble(kind=kind, message=f"starts and exits are not written: {journal.reason}")
+    if service.state_path is not None and (claim := service.claiming.trouble) is not None:
+        yield Trouble(kind="claim_off", message=claim)
     if (spool := service.spool.trouble) is not None:
         yield Trouble(kind="spool_off", message=spool)
     if (lag_s := pulse.worst_lag_s()) >= LAG_S:

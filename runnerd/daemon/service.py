@@ -350,8 +350,8 @@ class Service:
             now.append(f"the journal has failed: {self.journal.reason}")
         if self.audit is not None and self.audit.failure is not None:
             now.append(f"the audit has failed: {self.audit.failure}")
-        if self.claiming.ownership.claim is not None and not self.claiming.is_durable:
-            now.append(f"the claim ends with this daemon: {self.claiming.reason}")
+        if self.claiming.trouble is not None:
+            now.append(self.claiming.trouble)
         return [*self.warnings, *now]
 
     def live(self) -> list[Running]:

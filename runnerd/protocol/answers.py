@@ -22,6 +22,7 @@ IdleReason = Literal["live_execs", "attached_clients", "leftovers", "recent_work
 TroubleKind = Literal[
     "state_lost",
     "journal_off",
+    "claim_off",
     "spool_off",
     "loop_lag",
     "socket_unreachable",
@@ -748,7 +749,8 @@ class Trouble(msgspec.Struct, kw_only=True):
 
     Attributes:
         kind: state_lost (the state directory was asked for and cannot be used, or was taken away);
-            journal_off (starts and exits are not written at the moment); spool_off (the disk under
+            journal_off (starts and exits are not written at the moment); claim_off (whose the
+            sandbox is has not been written: it ends with this daemon); spool_off (the disk under
             the spool fails or hangs); loop_lag (the loop was late by a second or more in the last
             minute); socket_unreachable (the socket's file is gone, or another's is in its place);
             socket_bound_again (it was gone, in the last minute); metrics_off (--metrics-listen

@@ -282,10 +282,14 @@ def test_a_disk_that_fills_up_costs_the_durability_until_there_is_room(
         info = owner.call("daemon.info")
         assert "cannot write" in info["claim_reason"]
         assert any("the claim ends with this daemon" in each for each in info["warnings"])
+        troubles = {each["kind"] for each in owner.call("daemon.health")["degraded"]}
+        assert "claim_off" in troubles
         assert not (tmp_path / "state" / "claim.json").exists()
         resource.prlimit(daemon.pid, resource.RLIMIT_FSIZE, (soft, hard))
         wait_for(lambda: owner.call("daemon.info")["claim_durable"])
         assert owner.call("daemon.info")["claim_reason"] is None
+        troubles = {each["kind"] for each in owner.call("daemon.health")["degraded"]}
+        assert "claim_off" not in troubles
     daemon.kill()
     with RawClient(start_daemon(place=tmp_path).socket_path) as client:
         assert client.hello["claim"]["owner"] == "a"

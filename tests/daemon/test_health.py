@@ -196,6 +196,16 @@ def test_a_swapped_directory_is_not_written_to(listener: Listener, place: Path, 
     assert (place / "s.lock").read_text() == "somebody's"
 
 
+def test_a_link_to_an_empty_directory_is_not_followed(listener: Listener, place: Path) -> None:
+    elsewhere = place.parent / "elsewhere"
+    elsewhere.mkdir(mode=0o755)
+    place.rename(f"{place}-before")
+    place.symlink_to(elsewhere)
+    assert str(place) in trouble(listener)
+    listener.close()
+    assert list(elsewhere.iterdir()) == []
+
+
 def test_a_link_above_the_directory_leads_nowhere(tmp_path: Path) -> None:
     above, elsewhere = tmp_path / "above", tmp_path / "elsewhere"
     above.mkdir()
