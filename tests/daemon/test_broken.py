@@ -556,3 +556,35 @@ def test_a_death_is_heard_of_where_the_kernel_has_no_buffer_for_a_wakeup(
         wait_for(lambda: client.call("daemon.info")["parked_shims"] == 3)
         wait_for(lambda: len(children(daemon.pid)) == 3)
         assert client.call("daemon.info")["stray_failures"] == 0
+
+
+def test_nothing_is_told_after_what_could_not_be_written(start_daemon: Start) -> None:
+    """The kernel may have no memory for one write and some for the next: a hole, and no gap."""
+    daemon = start_daemon(
+        **planted("""
+            import errno, socket
+            original, done = socket.socket.sendmsg, []
+            def failing(self, parts, *args):
+                if sum(map(len, parts)) > 20_000 and not done:
+                    done.append(1)
+                    raise OSError(errno.ENOMEM, "planted")
+                return original(self, parts, *args)
+            socket.socket.sendmsg = failing
+            from runnerd.daemon import connection
+            close = connection.Connection.close
+            def late(self):  # as it is where much else is ready
+                self._service.poller.call_at(time.monotonic() + 0.5, self._outgoing,
+                                             lambda: close(self))
+            import time
+            connection.Connection.close = late
+        """)
+    )
+    with RawClient(daemon.socket_path) as client:
+        script = "head -c 60000 /dev/zero; sleep 0.1; echo more"
+        client.call("exec.start", exec_id="e", argv=["sh", "-c", script], attach={})
+        client.read_to_end()
+        assert [note["method"] for note in client.notes] == []
+    with RawClient(daemon.socket_path) as client:
+        client.call("exec.attach", exec_id="e")
+        client.note("exec.exited", "e")
+        assert client.output("e") == bytes(60000) + b"more\n"
