@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 import os
 import signal
 import sys
@@ -13,7 +14,7 @@ import pytest
 
 from runnerd.daemon.poller import Poller
 from tests import needs
-from tests.daemon.looking import command_name, living, planted, seconds, shim_of, shims
+from tests.daemon.looking import command_name, living, log_lines, planted, seconds, shim_of, shims
 from tests.harness import RunnerdProcess, children, descendants, is_alive, wait_for
 from tests.raw import RawClient, RawError
 
@@ -583,8 +584,51 @@ def test_nothing_is_told_after_what_could_not_be_written(start_daemon: Start) ->
         script = "head -c 60000 /dev/zero; sleep 0.1; echo more"
         client.call("exec.start", exec_id="e", argv=["sh", "-c", script], attach={})
         client.read_to_end()
-        assert [note["method"] for note in client.notes] == []
+        position = 0
+        for note in client.notes:  # what was written before, if anything, and no end of it
+            assert note["method"] == "exec.output"
+            assert note["params"]["offset"] == position
+            position += len(base64.b64decode(note["params"]["data"]))
     with RawClient(daemon.socket_path) as client:
         client.call("exec.attach", exec_id="e")
         client.note("exec.exited", "e")
         assert client.output("e") == bytes(60000) + b"more\n"
+
+
+def test_what_is_forgotten_is_freed_without_the_collector(start_daemon: Start) -> None:
+    """Its parts refer to each other; the collector would come thousands of execs later.
+
+    Then all of them would be freed at once, while the loop stands still, and until then they are
+    memory that no bound counts.
+    """
+    daemon = start_daemon(
+        "--finished-execs-max", "5",
+        **planted("""
+            import gc
+            from runnerd.daemon import methods
+            from runnerd.daemon.running import Running
+            original = methods.HANDLERS['daemon.undrain']
+            def count(call, params):
+                gc.disable()
+                found = sum(isinstance(each, Running) for each in gc.get_objects())
+                call.service.log.info('counted', runnings=found)
+                original(call, params)
+            methods.HANDLERS['daemon.undrain'] = count
+        """),
+    )  # fmt: skip
+    kinds: list[dict[str, object]] = [
+        {"attach": {}},
+        {"deadline_s": 60, "stall_s": 60, "orphan_ttl_s": 60},
+        {"stdin": "pipe", "sha256": True},
+        {"pty": {}, "attach": {"window_bytes": 1000}},
+        {"argv": ["sh", "-c", "sleep 0.05 & echo x"], "leftovers": "kill"},
+    ]
+    with RawClient(daemon.socket_path) as client:
+        client.call("daemon.undrain")  # from here on the collector rests
+        for number in range(25):
+            start = {"argv": ["echo", "x"]} | kinds[number % 5]
+            client.call("exec.start", exec_id=f"e{number}", **start)
+            client.call("exec.wait", exec_id=f"e{number}", until="closed")
+        client.call("daemon.undrain")
+    runnings = [line["runnings"] for line in log_lines(daemon, "counted")][-1]
+    assert runnings <= 5 + 1
