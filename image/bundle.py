@@ -183,6 +183,13 @@ def library(out: Path) -> Path:
     return out / "lib" / f"python{sys.version_info.major}.{sys.version_info.minor}"
 
 
+def open_to_all(out: Path) -> None:
+    """Let every user of an image read it, whatever umask it was made with."""
+    for path in [out, *out.rglob("*")]:
+        if not path.is_symlink():
+            path.chmod(0o755 if path.is_dir() or os.access(path, os.X_OK) else 0o644)
+
+
 def put_contents(out: Path, libc: str) -> None:
     """Write what is in it, for whoever must know which version of something they run."""
     found = contents.distributions()
@@ -205,6 +212,8 @@ def build(out: Path) -> None:
     Raises:
         BundleError, build_hook.BuildError: If it cannot be made; nothing is at `out` then.
     """
+    if build_hook.machine() != platform.machine():
+        raise BundleError(f"it is for this machine's {platform.machine()}, whose Python it copies")
     if out.exists() and not (out / "share" / "contents.json").is_file():
         raise BundleError(f"{out} is there and is no bundle")
     unfinished = out.with_name(f".{out.name}.{os.getpid()}")
@@ -230,6 +239,7 @@ def fill(out: Path) -> None:
     put_programs(out)
     strip(out)
     put_contents(out, libc)
+    open_to_all(out)
 
 
 def main() -> int:

@@ -95,6 +95,8 @@ def distributions() -> dict[str, importlib.metadata.Distribution]:
             found[name] = importlib.metadata.distribution(name)
         except importlib.metadata.PackageNotFoundError as error:
             raise BundleError(f"{name} is not installed for {sys.executable}") from error
+        if found[name].files is None:
+            raise BundleError(f"{name} was not installed by pip: nobody knows what belongs to it")
         waiting += found[name].requires or []
     return found
 

@@ -31,6 +31,7 @@ def built_bundle() -> Path:
             for old in _KEPT.iterdir():
                 if old.is_dir():
                     shutil.rmtree(old)
+            # With a umask as some have it: other users have to be able to use it all the same.
             command = [sys.executable, "-m", "image.bundle", str(bundle)]
-            subprocess.run(command, cwd=REPOSITORY, check=True, timeout=_BUILD_S)
+            subprocess.run(command, cwd=REPOSITORY, check=True, timeout=_BUILD_S, umask=0o077)
     return bundle

@@ -18,7 +18,9 @@ import msgspec
 
 from runnerd.core.bounds import Bounds
 from runnerd.core.life import TRANSITIONS, Event, State
+from runnerd.daemon.claim_file import ClaimRecord
 from runnerd.daemon.last_words import LastWords
+from runnerd.daemon.limit_texts import LIMIT_TEXTS
 from runnerd.protocol import answers, events, requests
 from runnerd.protocol.errors import KINDS, ErrorData
 from runnerd.protocol.schema import attributes, methods_table
@@ -77,12 +79,13 @@ def _cell(state: State, after: State | None) -> str:
 
 
 def limits_table() -> str:
-    rows = ["| option | default | in `hello.limits` |", "|---|---|---|"]
+    rows = ["| option | default | in `hello.limits` | what |", "|---|---|---|---|"]
     for field in msgspec.structs.fields(Bounds):
         said = _SAID_IN_HELLO.get(field.name)
         shown = "—" if said is None else f"`{said}`"
         option = field.name.replace("_", "-")
-        rows.append(f"| `--{option}` | {field.default:,} | {shown} |")
+        what = LIMIT_TEXTS[field.name]
+        rows.append(f"| `--{option}` | {field.default:,} | {shown} | {what} |")
     return "\n".join(rows)
 
 
@@ -184,7 +187,10 @@ _REQUESTS: Final = {
 }
 _PARTS: Final[tuple[type[msgspec.Struct], ...]] = (
     *dict.fromkeys(each for each in answers.ANSWERS.values() if each.__struct_fields__),
+    answers.Trouble,
     answers.Limits,
+    answers.Claim,
+    answers.Pin,
     answers.StreamCount,
     answers.Oom,
     answers.Phases,
@@ -211,6 +217,7 @@ GENERATED: Final[dict[str, Callable[[], str]]] = {
     "kinds of events": events_table,
     "fields of attach": partial(fields_table, requests.Attach, request=True),
     "fields of pty": partial(fields_table, requests.Pty, request=True),
+    "fields of claim.json": partial(fields_table, ClaimRecord, request=False),
     "fields of last-words.json": partial(fields_table, LastWords, request=False),
     **{
         f"fields of {method}": partial(fields_table, struct, request=True)

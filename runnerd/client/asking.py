@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import os
 import time
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Concatenate, Final, Literal, ParamSpec, TypeVar
@@ -18,19 +19,24 @@ from typing import TYPE_CHECKING, Concatenate, Final, Literal, ParamSpec, TypeVa
 import msgspec
 
 from runnerd.protocol.answers import (
+    ActivityAnswer,
     CancelAnswer,
+    ClaimAnswer,
     DaemonInfo,
     EnvAnswer,
     ExecInfo,
     Exit,
+    HealthAnswer,
     ListAnswer,
     MetricsAnswer,
+    PinAnswer,
     SignalAnswer,
     WriteAnswer,
 )
 from runnerd.protocol.errors import RequestError
 from runnerd.protocol.requests import (
     DaemonDrain,
+    DaemonHealth,
     DaemonInfoRequest,
     DaemonMetrics,
     DaemonStop,
@@ -45,6 +51,9 @@ from runnerd.protocol.requests import (
     ExecWait,
     Params,
     Ping,
+    SandboxActivity,
+    SandboxClaim,
+    SandboxPin,
 )
 
 from .errors import ClientTimeout, RemoteError
@@ -272,6 +281,66 @@ class Requests:
             params = EnvSet(set=dict(variables or {}), unset=list(unset))
         return (yield from _ask("env.set", params, EnvAnswer))
 
+    def claim(
+        self,
+        owner: str,
+        *,
+        expect: Literal["unclaimed", "claimed", "any"],
+        nonce: str | None = None,
+    ) -> Steps[ClaimAnswer]:
+        """Become the sandbox's owner; needs a client that was connected with a fence.
+
+        Args:
+            owner: Who claims it, for people and errors: 1 to 256 characters.
+            expect: unclaimed for whoever creates the sandbox, claimed for whoever resumes it, any
+                for neither. Of any number who create at once, exactly one succeeds.
+            nonce: Marks this claim, so that it may be sent again; made here if None.
+
+        Returns:
+            The claim; `durable` says whether it outlives the daemon.
+
+        Raises:
+            RemoteError: already_claimed, not_claimed, fenced; nothing was changed.
+        """
+        with _refused_here():
+            params = SandboxClaim(
+                owner=owner, expect=expect, nonce=os.urandom(16).hex() if nonce is None else nonce
+            )
+        return (yield from _ask("sandbox.claim", params, ClaimAnswer))
+
+    def pin(self, reason: str, *, ttl_s: float | None = None) -> Steps[PinAnswer]:
+        """Keep the sandbox from counting as idle, also once this connection is gone.
+
+        Args:
+            reason: Why, for people; what the pin is known by. The same again sets it anew.
+            ttl_s: Seconds until it ends by itself; None = it does not, but for the daemon's end.
+
+        Raises:
+            RemoteError: busy where there are too many.
+        """
+        with _refused_here():
+            params = SandboxPin(reason=reason, ttl_s=ttl_s)
+        return (yield from _ask("sandbox.pin", params, PinAnswer))
+
+    def unpin(self, reason: str) -> Steps[PinAnswer]:
+        """End a pin; `was_pinned` says whether there was one of that reason."""
+        with _refused_here():
+            params = SandboxPin(reason=reason, unpin=True)
+        return (yield from _ask("sandbox.pin", params, PinAnswer))
+
+    def activity(
+        self, *, if_idle_for_s: float = 0.0, leftovers_count: bool = False
+    ) -> Steps[ActivityAnswer]:
+        """Say whether the sandbox is idle, since when, and why not.
+
+        Args:
+            if_idle_for_s: How many seconds without work make it idle.
+            leftovers_count: Whether what a command left running keeps it from being idle.
+        """
+        with _refused_here():
+            params = SandboxActivity(if_idle_for_s=if_idle_for_s, leftovers_count=leftovers_count)
+        return (yield from _ask("sandbox.activity", params, ActivityAnswer))
+
     def ping(self) -> Steps[None]:
         """Return once the daemon has answered."""
         yield from _tell("ping", Ping(), None)
@@ -280,6 +349,14 @@ class Requests:
         """Describe the daemon."""
         return (yield from _ask("daemon.info", DaemonInfoRequest(), DaemonInfo))
 
+    def health(self, timeout_s: float | None = CALL_TIMEOUT_S) -> Steps[HealthAnswer]:
+        """Ask whether the daemon is well, and what works worse than it should.
+
+        Args:
+            timeout_s: The most to wait for the answer, in seconds.
+        """
+        return (yield from _ask("daemon.health", DaemonHealth(), HealthAnswer, timeout_s))
+
     def metrics(
         self,
         format: Literal["text", "openmetrics"] = "text",  # noqa: A002
@@ -287,17 +364,42 @@ class Requests:
         """Read the daemon's metrics."""
         return (yield from _ask("daemon.metrics", DaemonMetrics(format=format), MetricsAnswer))
 
-    def drain(self) -> Steps[None]:
-        """Let the daemon take no new work, until undrain()."""
-        yield from _tell("daemon.drain", DaemonDrain(), None)
+    def drain(
+        self, *, if_idle_for_s: float | None = None, leftovers_count: bool = False
+    ) -> Steps[None]:
+        """Let the daemon take no new work, until undrain().
+
+        Args:
+            if_idle_for_s: Only if the sandbox has been idle for so many seconds, looked at and
+                drained in one step; 0 = idle now. None = in any case.
+            leftovers_count: With it: whether what a command left running counts.
+
+        Raises:
+            RemoteError: busy where it is not idle, with the reasons in data.reasons.
+        """
+        with _refused_here():
+            params = DaemonDrain(if_idle_for_s=if_idle_for_s, leftovers_count=leftovers_count)
+        yield from _tell("daemon.drain", params, None)
 
     def undrain(self) -> Steps[None]:
         """Let the daemon take new work again."""
         yield from _tell("daemon.undrain", DaemonUndrain(), None)
 
-    def stop(self) -> Steps[None]:
-        """Stop the daemon; returns when it has begun to, every exec is then being ended."""
-        yield from _tell("daemon.stop", DaemonStop(), None)
+    def stop(
+        self, *, if_idle_for_s: float | None = None, leftovers_count: bool = False
+    ) -> Steps[None]:
+        """Stop the daemon; returns when it has begun to, every exec is then being ended.
+
+        Args:
+            if_idle_for_s: As in drain: only if idle, looked at and stopped in one step.
+            leftovers_count: As in drain.
+
+        Raises:
+            RemoteError: busy where it is not idle, with the reasons in data.reasons.
+        """
+        with _refused_here():
+            params = DaemonStop(if_idle_for_s=if_idle_for_s, leftovers_count=leftovers_count)
+        yield from _tell("daemon.stop", params, None)
 
 
 _REQUESTS: Final = Requests()

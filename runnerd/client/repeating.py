@@ -14,7 +14,7 @@ from __future__ import annotations
 from enum import Enum
 from typing import TYPE_CHECKING, Final
 
-from runnerd.protocol.requests import ExecStart, ExecWrite
+from runnerd.protocol.requests import ExecStart, ExecWrite, SandboxClaim
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -33,8 +33,8 @@ class Repeat(Enum):
     """Whether an ambiguous request is made again.
 
     ALWAYS: It reads, or its effect is the same once and twice.
-    MARKED: Where its fields make the daemon take it once: exec.start with a nonce, exec.write
-        with an offset.
+    MARKED: Where its fields make the daemon take it once: exec.start and sandbox.claim with a
+        nonce, exec.write with an offset.
     NEVER: A second one would be a second effect.
     MOOT: It was about the connection that is lost; what it asked for has happened with that.
     """
@@ -61,8 +61,12 @@ REPEATS: Final = {
     "exec.list": Repeat.ALWAYS,
     "exec.forget": Repeat.ALWAYS,
     "env.set": Repeat.ALWAYS,  # likewise
+    "sandbox.claim": Repeat.MARKED,
+    "sandbox.pin": Repeat.ALWAYS,  # a state, not a step; its time begins anew
+    "sandbox.activity": Repeat.ALWAYS,
     "events.subscribe": Repeat.ALWAYS,  # from then on; what is missed between is said
     "daemon.info": Repeat.ALWAYS,
+    "daemon.health": Repeat.ALWAYS,
     "daemon.metrics": Repeat.ALWAYS,
     "daemon.drain": Repeat.ALWAYS,  # a state, not a step
     "daemon.undrain": Repeat.ALWAYS,
@@ -78,6 +82,8 @@ def may_repeat(method: str, params: Params) -> bool:
         return rule is Repeat.ALWAYS
     if isinstance(params, ExecStart):
         return params.exec_id is not None and params.nonce is not None
+    if isinstance(params, SandboxClaim):
+        return params.nonce is not None
     assert isinstance(params, ExecWrite)
     return params.offset is not None
 

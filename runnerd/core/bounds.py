@@ -42,6 +42,8 @@ EVENTS_MAX: Final = 1024  # kept for readers that are slow; with the longest ids
 DISK_HUNG_S: Final = 5.0  # one read or write in flight for longer: the disk does not answer
 JOURNAL_WAIT_S: Final = 0.05  # a start waits for the journal at most this long
 FENCE_WAIT_S: Final = 1.0  # and so does a hello with a new fence: rare, and worse to forget
+CLAIM_WAIT_S: Final = 1.0  # likewise a claim
+PINS_MAX: Final = 16
 
 
 class Bounds(msgspec.Struct, frozen=True, kw_only=True):
@@ -100,4 +102,5 @@ def limits_of(bounds: Bounds, *, has_spool: bool) -> Limits:
         labels=LABELS_MAX,
         env_bytes=bounds.env_bytes_max,
         admit_memory_percent=bounds.admit_memory_percent,
+        pins=PINS_MAX,
     )

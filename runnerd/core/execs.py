@@ -340,6 +340,11 @@ class Exec:
         if kills is not None:
             self._own_oom_kills = max(kills, self._own_oom_kills or 0)
 
+    @property
+    def has_own_oom_kills(self) -> bool:
+        """Whether a cgroup of its own has counted, so that no other exec's kill is among them."""
+        return self._own_oom_kills is not None
+
     def counted_tasks(self, peak: int | None) -> None:
         """Take the most tasks that a cgroup of its own has counted; None where that counts none."""
         if peak is not None:

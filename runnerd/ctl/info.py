@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Final
 
 from runnerd.client.blocking import connect
 
+from .claim import owner_words
 from .printing import duration, print_json, size, table
 from .reaching import where
 
@@ -53,6 +54,7 @@ def summary(info: DaemonInfo) -> str:
         ("connections", f"{info.connections}, with {info.subscriptions} subscriptions"),
         ("state directory", info.state_directory or "none"),
         ("journal", "yes" if info.journal else f"no: {info.journal_reason}"),
+        ("owner", owner_words(info.claim, durable=info.claim_durable, reason=info.claim_reason)),
         ("fence", "none" if info.fence is None else str(info.fence)),
         ("guard", info.guard),
         ("oom order", f"{order.verdict}: daemon {order.own_score}, commands {order.command_score}"),

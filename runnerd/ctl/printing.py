@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shlex
+import time
 from typing import TYPE_CHECKING, Final
 
 import msgspec
@@ -35,10 +36,19 @@ def table(rows: Sequence[Sequence[str]]) -> str:
     return "\n".join(lines)
 
 
+def plain(text: str) -> str:
+    """Make text of others fit for a terminal: nothing in it moves the cursor or asks anything."""
+    return "".join(char if char.isprintable() else "?" for char in text)
+
+
+def moment(at: float) -> str:
+    """Write Unix seconds as people read them, in UTC."""
+    return time.strftime("%Y-%m-%d %H:%M:%S UTC", time.gmtime(at))
+
+
 def command_line(argv: Sequence[str]) -> str:
     """Write an argv as a shell would read it, on one line, shortened."""
-    text = " ".join(map(shlex.quote, argv))
-    text = "".join(char if char.isprintable() else "?" for char in text)
+    text = plain(" ".join(map(shlex.quote, argv)))
     return text if len(text) <= _COMMAND_CHARS_MAX else text[: _COMMAND_CHARS_MAX - 3] + "..."
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Iterable
 from typing import Final
 
 DURATION_BUCKETS_S: Final = (
@@ -26,9 +27,24 @@ class Histogram:
                 return
         self.counts[-1] += 1
 
+    def with_more(self, values_s: Iterable[float]) -> Histogram:
+        """Return a copy that has counted these too."""
+        copy = Histogram()
+        copy.counts, copy.sum_s = list(self.counts), self.sum_s
+        for each in values_s:
+            copy.observe(each)
+        return copy
+
 
 class Counters:
-    """Everything the daemon counts, from its start."""
+    """Everything the daemon counts, from its start.
+
+    What an exec has written so far is counted here at its exit; a scrape adds those that have
+    not exited, so that output costs no count of its own.
+
+    Attributes:
+        leaf_oom_kills: OOM kills in the cgroups of execs that have exited.
+    """
 
     def __init__(self) -> None:
         self.started = 0
@@ -42,7 +58,7 @@ class Counters:
         self.survivors = 0
         self.shims_lost = 0
         self.spool_degraded = 0
-        self.oom_kills = 0
+        self.leaf_oom_kills = 0
         self.freezes = 0
         self.frozen_s = 0.0
         self.connections_total = 0
@@ -52,6 +68,8 @@ class Counters:
         self.superseded = 0
         self.accept_failures = 0
         self.signals_refused = 0
+        self.socket_rebinds = 0
         self.tokens_refused: Counter[str] = Counter()
         self.start_duration = Histogram()
+        self.first_byte = Histogram()
         self.exec_duration = Histogram()

@@ -1,8 +1,8 @@
-"""One thread that reads and writes the spool (another the audit): the loop waits for no disk.
+"""A thread that reads and writes a file, so that the loop never waits for a disk.
 
-What it is given is done one after the other, in the order it was given: a block is read before
-its slot is written again, because it was asked for before. The calls themselves run without the
-GIL. What came of them goes back to the loop by way of an eventfd.
+What it is given is done one after the other, in the order it was given: a block of the spool is
+read before its slot is written again, because it was asked for before. The calls themselves run
+without the GIL. What came of them goes back to the loop by way of an eventfd.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ class Disk:
     """
 
     def __init__(
-        self, poller: Poller, owner: Owner, on_hung: Callable[[], None], name: str = "spool"
+        self, poller: Poller, owner: Owner, on_hung: Callable[[], None], *, name: str
     ) -> None:
         self._poller = poller
         self._owner = owner

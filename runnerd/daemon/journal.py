@@ -12,6 +12,7 @@ everything that is known is written anew in one transaction, so no gap is ever l
 from __future__ import annotations
 
 import contextlib
+import errno
 import os
 import queue
 import signal
@@ -34,6 +35,7 @@ HUNG_S: Final = 2.0  # who waits for longer waits for a disk that hangs
 BEHIND_MAX: Final = 4096  # handed over and not written: nor may that fill the memory
 _BATCH_MAX: Final = 512
 _LAZY_MAX: Final = 256
+_GONE: Final = frozenset({errno.ENOENT, errno.ENOTDIR, errno.ESTALE})
 
 Rows = dict[int, Past | bytes | None]
 Done = Callable[[bool], None]
@@ -47,6 +49,7 @@ class _Writing(NamedTuple):
         meta: Numbers by name, see JournalFile.write.
         anew: Whether this is everything there is.
         ticket: Whom to tell, or None.
+        look: Whether to see that the file is still there, where nothing is to be written.
         last: Whether the file is to be closed after it.
     """
 
@@ -54,6 +57,7 @@ class _Writing(NamedTuple):
     meta: dict[str, int]
     anew: bool = False
     ticket: int | None = None
+    look: bool = False
     last: bool = False
 
 
@@ -64,12 +68,14 @@ class _Written(NamedTuple):
         tickets: Whose.
         failure: Why it is not written, or None.
         anew: Whether everything there was is written.
+        is_gone: Whether it failed because somebody has taken the file away.
         defect: What no disk can be blamed for.
     """
 
     tickets: list[int]
     failure: str | None
     anew: bool
+    is_gone: bool = False
     defect: Exception | None = None
 
 
@@ -89,6 +95,7 @@ class Journal:
         exists: Whether there is one, failed at the moment or not.
         is_on: Whether a row handed over now will be written.
         reason: Why not, in words, or None.
+        is_gone: Whether that is because somebody has taken the file away.
         failures: How often it has failed.
     """
 
@@ -106,6 +113,7 @@ class Journal:
         self.is_on = file is not None
         self.reason = reason
         self.failures = 0
+        self.is_gone = False
         self._poller = poller
         self._log = log
         self._everything = everything
@@ -174,6 +182,11 @@ class Journal:
             self._lazy_meta["dropped"] = highest
         self._keep(dict.fromkeys(numbers))
 
+    def look(self) -> None:
+        """Have the thread see that the file is there, though nothing may be written for long."""
+        if self.is_on and not self._finishing and self._queue.empty():
+            self._queue.put(_Writing({}, {}, look=True))
+
     @property
     def _takes(self) -> bool:
         return self.is_on or self._retrying
@@ -226,6 +239,7 @@ class Journal:
             if written.defect is not None:
                 self._on_defect(written.defect)
             if written.failure is not None:
+                self.is_gone = written.is_gone or (self.is_gone and not self.is_on)
                 self._failed(written.failure)
             elif written.anew:
                 self._works_again()
@@ -276,6 +290,7 @@ class Journal:
     def _works_again(self) -> None:
         self._retrying = False
         self.is_on = True
+        self.is_gone = False
         self.reason = None
         self._log.info("journal_works_again")
 
@@ -340,6 +355,10 @@ class Journal:
         try:
             if rows or meta or anew:
                 file.write(rows, meta, anew=anew)
+            elif any(each.look for each in batch):
+                file.check()
         except file.errors as error:
-            return _Written(tickets, f"{type(error).__name__}: {error}", anew=False)
+            is_gone = isinstance(error, OSError) and error.errno in _GONE
+            failure = f"{type(error).__name__}: {error}"
+            return _Written(tickets, failure, anew=False, is_gone=is_gone)
         return _Written(tickets, None, anew)

@@ -103,6 +103,15 @@ class JournalFile:
         self._path = path
         self._identity = _identity(path)
 
+    def check(self) -> None:
+        """See whether the next incarnation would find the file.
+
+        Raises:
+            OSError: Somebody has taken it away; ENOENT or, where another is there, ESTALE.
+        """
+        if _identity(self._path) != self._identity:
+            raise OSError(errno.ESTALE, "the journal has been replaced", str(self._path))
+
     def write(
         self, rows: Mapping[int, Past | bytes | None], meta: Mapping[str, int], *, anew: bool
     ) -> None:
@@ -117,8 +126,7 @@ class JournalFile:
             sqlite3.Error, OSError, MemoryError: See `errors`; nothing was changed. OSError also
                 where the next incarnation would not find the file: somebody has taken it away.
         """
-        if _identity(self._path) != self._identity:
-            raise OSError(errno.ESTALE, "the journal has been replaced", str(self._path))
+        self.check()
         put = [
             (number, past if isinstance(past, bytes) else pack_past(past))
             for number, past in rows.items()

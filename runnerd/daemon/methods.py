@@ -7,10 +7,12 @@ callback behind, so no request needs a task, a thread or a process of its own.
 from __future__ import annotations
 
 import functools
+import time
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, Final
 
 import runnerd.protocol.refusal  # noqa: F401 - now: when it is needed no descriptor may be left
+from runnerd.core.activity import WORK
 from runnerd.core.fence import changes
 from runnerd.core.past import Past
 from runnerd.core.remembered import no_output, over
@@ -52,9 +54,11 @@ from runnerd.protocol.requests import (
 from .attaching import subscribe
 from .calls import Call
 from .ends import cancel, wait
+from .health import health
 from .inspecting import daemon_info, exec_info, past_info, start_answer
 from .metrics import exposition
 from .running import Running
+from .sandbox import activity, claim, drain, pin, stop, undrain
 
 if TYPE_CHECKING:
     from .connection import Connection
@@ -90,6 +94,8 @@ def dispatch(service: Service, connection: Connection, codec: Codec, request: Re
     elif isinstance(params, Hello) and params.fence is not None:
         connection.audit(request, params)  # it may take the sandbox from whoever has it
     _serve(Call(service, connection, request.id, request.method), params)
+    if request.method in WORK:
+        service.activity.worked(time.monotonic())
 
 
 def _serve(call: Call, params: Params) -> None:
@@ -163,6 +169,8 @@ def _hello(call: Call, params: Hello) -> None:
                 starts=service.registry.starts,
                 fence=service.fencing.fence.highest,
                 journal=is_durable,
+                claim=service.claiming.ownership.claim,
+                claim_durable=service.claiming.is_durable,
             )
         )
 
@@ -361,30 +369,12 @@ def _info(call: Call, _params: NoParams) -> None:
     call.answer(daemon_info(call.service))
 
 
+def _health(call: Call, _params: NoParams) -> None:
+    call.answer(health(call.service))
+
+
 def _metrics(call: Call, params: DaemonMetrics) -> None:
     call.answer(exposition(call.service, params.format))
-
-
-def _drain(call: Call, _params: NoParams) -> None:
-    if call.service.registry.state == "serving":
-        call.service.registry.state = "draining"
-        call.service.observer.draining(call.connection.number)
-    call.answer(Empty())
-
-
-def _undrain(call: Call, _params: NoParams) -> None:
-    registry = call.service.registry
-    if registry.state == "stopping":
-        raise RequestError("stopping", "the daemon is stopping")
-    if registry.state == "draining":
-        registry.state = "serving"
-        call.service.observer.serving_again(call.connection.number)
-    call.answer(Empty())
-
-
-def _stop(call: Call, _params: NoParams) -> None:
-    call.answer(Empty())
-    call.service.stop_asked()
 
 
 # Each takes its own kind of Params, as METHODS pairs them; no type can say so for a mapping.
@@ -404,10 +394,14 @@ HANDLERS: Final[dict[str, Callable[[Call, Any], None]]] = {
     "exec.list": _list,
     "exec.forget": _forget,
     "env.set": _env_set,
+    "sandbox.claim": claim,
+    "sandbox.pin": pin,
+    "sandbox.activity": activity,
     "events.subscribe": _events,
     "daemon.info": _info,
+    "daemon.health": _health,
     "daemon.metrics": _metrics,
-    "daemon.drain": _drain,
-    "daemon.undrain": _undrain,
-    "daemon.stop": _stop,
+    "daemon.drain": drain,
+    "daemon.undrain": undrain,
+    "daemon.stop": stop,
 }

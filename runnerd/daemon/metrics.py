@@ -1,7 +1,8 @@
 """The metrics as Prometheus reads them, made from plain counters at the moment of a scrape.
 
-prometheus-client is imported at the first scrape: it costs 3 MB that an idle daemon need not
-have. The registry is our own, since the library's is global.
+prometheus-client is imported at the first scrape, or at boot where an HTTP port was asked for: it
+costs 3 MB and 35 ms that a daemon nobody scrapes need not have. The registry is our own, since
+the library's is global.
 """
 
 from __future__ import annotations
@@ -11,7 +12,8 @@ from typing import TYPE_CHECKING, Any, Final
 
 from runnerd.protocol.answers import MetricsAnswer
 
-from .counters import DURATION_BUCKETS_S, Histogram
+from .counters import DURATION_BUCKETS_S
+from .families import Durations, Family, Labelled, Number, daemon_families, exec_families
 
 if TYPE_CHECKING:
     from prometheus_client.core import Metric
@@ -59,184 +61,84 @@ class _Collector:
 
     def collect(self) -> Iterator[Metric]:
         """Yield every family; the order is the exposition's."""
-        yield from self._execs()
-        yield from self._output()
-        yield from self._daemon()
+        for families in (exec_families(self._service), daemon_families(self._service)):
+            for family in families:
+                yield self._metric(family)
+        yield from self._memory_pressure()
+        yield from self._facts()
 
-    def _counter(self, name: str, text: str, values: dict[str, int], label: str) -> Metric:
-        family = self._core.CounterMetricFamily(name, text, labels=[label])
-        for key, value in sorted(values.items()):
-            family.add_metric([key], value)
-        metric: Metric = family
-        return metric
+    def _metric(self, family: Family) -> Metric:
+        match family:
+            case Number():
+                return self._number(family.name, family.text, family.value, gauge=family.gauge)
+            case Labelled():
+                return self._labelled(family)
+            case Durations():
+                return self._histogram(family)
 
-    def _single(self, name: str, text: str, value: float, *, gauge: bool = False) -> Metric:
+    def _number(self, name: str, text: str, value: float | None, *, gauge: bool = False) -> Metric:
         kind = self._core.GaugeMetricFamily if gauge else self._core.CounterMetricFamily
         metric: Metric = kind(name, text, value=value)
         return metric
 
-    def _histogram(self, name: str, text: str, histogram: Histogram) -> Metric:
+    def _labelled(self, family: Labelled) -> Metric:
+        kind = self._core.GaugeMetricFamily if family.gauge else self._core.CounterMetricFamily
+        metric = kind(family.name, family.text, labels=[family.label])
+        for key, value in family.values.items():
+            metric.add_metric([key], value)
+        labelled: Metric = metric
+        return labelled
+
+    def _histogram(self, family: Durations) -> Metric:
+        histogram = family.histogram
         total, buckets = 0, []
         bounds = [*map(str, map(float, DURATION_BUCKETS_S)), "+Inf"]
         for bound, count in zip(bounds, histogram.counts, strict=True):
             total += count
             buckets.append((bound, total))
         metric: Metric = self._core.HistogramMetricFamily(
-            name, text, buckets=buckets, sum_value=histogram.sum_s
+            family.name, family.text, buckets=buckets, sum_value=histogram.sum_s
         )
         return metric
 
-    def _execs(self) -> Iterator[Metric]:
-        counters, registry = self._service.counters, self._service.registry
-        yield self._single("runnerd_execs_started", "Commands started.", counters.started)
-        yield self._counter(
-            "runnerd_exec_start_failures",
-            "Starts that failed, by stage.",
-            counters.start_failures,
-            "stage",
+    def _memory_pressure(self) -> Iterator[Metric]:
+        """Pressure where the kernel counts it, and nothing where it does not: 0 would be a lie."""
+        found = self._service.pressure.read()
+        if found is None:
+            return
+        yield self._number(
+            "runnerd_memory_pressure_waiting_seconds",
+            "Time in which at least one process stood still for want of memory.",
+            found.some.total_s,
         )
-        yield self._counter(
-            "runnerd_execs_exited", "Exits published, by reason.", counters.exited, "reason"
-        )
-        states = dict.fromkeys(("starting", "running", "draining", "lingering"), 0)
-        for each in registry.live():
-            states[each.state.shown] += 1
-        family = self._core.GaugeMetricFamily(
-            "runnerd_execs", "Execs not closed, by state.", labels=["state"]
-        )
-        for state, count in states.items():
-            family.add_metric([state], count)
-        yield family
-        yield self._histogram(
-            "runnerd_exec_start_duration_seconds",
-            "From acceptance to execve.",
-            counters.start_duration,
-        )
-        yield self._histogram(
-            "runnerd_exec_duration_seconds", "From execve to exit.", counters.exec_duration
-        )
-        yield self._single(
-            "runnerd_survivors", "Processes KILL did not end in time.", counters.survivors
-        )
-        yield self._single(
-            "runnerd_oom_kills", "OOM kills seen over execs' lives.", counters.oom_kills
+        if found.full is not None:
+            yield self._number(
+                "runnerd_memory_pressure_stalled_seconds",
+                "Time in which all processes stood still for want of memory.",
+                found.full.total_s,
+            )
+        yield self._info(
+            "runnerd_memory_pressure_info",
+            "Whose pressure it is: the daemon's cgroup's, or the whole system's.",
+            source=str(self._service.pressure.source),
         )
 
-    def _output(self) -> Iterator[Metric]:
-        counters = self._service.counters
-        yield self._counter(
-            "runnerd_output_bytes", "Output read, by stream.", counters.output_bytes, "stream"
+    def _facts(self) -> Iterator[Metric]:
+        service = self._service
+        yield self._info(
+            "runnerd_build_info",
+            "The daemon's version, and what holds its stop deadline.",
+            version=service.version,
+            guard=service.guard.kind.partition(":")[0],
         )
-        yield self._single(
-            "runnerd_output_dropped_bytes",
-            "Output read and not kept, of execs that have exited.",
-            counters.dropped_bytes,
-        )
-        yield self._single(
-            "runnerd_transcript_bytes",
-            "Memory that all transcripts cost.",
-            self._service.registry.budget.used_bytes,
-            gauge=True,
-        )
-        yield self._single(
-            "runnerd_spool_bytes",
-            "Disk space that all transcripts take.",
-            self._service.spool.used_bytes,
-            gauge=True,
-        )
-        yield self._single(
-            "runnerd_spool_degraded",
-            "Transcripts given up on disk: it failed, filled up or was too slow.",
-            counters.spool_degraded,
+        yield self._info(
+            "runnerd_oom_order_info",
+            "Which OOM protection is real here.",
+            verdict=service.oom_order.verdict,
         )
 
-    def _daemon(self) -> Iterator[Metric]:
-        service, counters = self._service, self._service.counters
-        yield self._single(
-            "runnerd_connections", "Open connections.", counters.connections, gauge=True
-        )
-        yield self._single(
-            "runnerd_subscriptions", "Open subscriptions.", counters.subscriptions, gauge=True
-        )
-        yield self._single(
-            "runnerd_subscriptions_superseded",
-            "Subscriptions that a newer attach of the same name ended.",
-            counters.superseded,
-        )
-        yield self._counter(
-            "runnerd_refusals", "Requests refused, by kind.", counters.refusals, "kind"
-        )
-        yield self._counter(
-            "runnerd_stray_failures",
-            "Failures survived, by task.",
-            counters.stray_failures,
-            "task",
-        )
-        yield self._counter(
-            "runnerd_starts_unjournaled",
-            "Starts that went on without being in the journal, by reason.",
-            counters.starts_unjournaled,
-            "reason",
-        )
-        yield self._single(
-            "runnerd_journal",
-            "Whether there is a working journal.",
-            service.journal.is_on,
-            gauge=True,
-        )
-        yield self._single(
-            "runnerd_journal_failures", "How often the journal failed.", service.journal.failures
-        )
-        yield self._counter(
-            "runnerd_tokens_refused",
-            "Hellos without the token, or with another one.",
-            counters.tokens_refused,
-            "what",
-        )
-        yield self._single(
-            "runnerd_signals_refused",
-            "Stop signals sent by the daemon's own descendants, not obeyed.",
-            counters.signals_refused,
-        )
-        yield self._single(
-            "runnerd_accept_failures",
-            "Connections not accepted for want of descriptors or memory.",
-            counters.accept_failures,
-        )
-        yield self._single(
-            "runnerd_connections_stuck",
-            "Connections closed because their peer did not read.",
-            counters.connections_stuck,
-        )
-        yield self._single("runnerd_shims_lost", "Shims that died early.", counters.shims_lost)
-        yield self._single(
-            "runnerd_orphans_reaped",
-            "Children reaped that were no shim and no command.",
-            service.reaper.orphans,
-        )
-        yield self._single(
-            "runnerd_freezes",
-            "Times that everything stood still while a clock ran.",
-            counters.freezes,
-        )
-        yield self._single(
-            "runnerd_frozen_seconds", "How long, in all.", round(counters.frozen_s, 3)
-        )
-        if service.audit is not None:
-            yield self._single(
-                "runnerd_audit_lines", "Changes written down.", service.audit.written
-            )
-            yield self._single(
-                "runnerd_audit_lines_lost", "Changes not written down.", service.audit.lost
-            )
-        yield self._single("runnerd_log_lines_dropped", "Log lines lost.", service.log.dropped)
-        build = self._core.GaugeMetricFamily(
-            "runnerd_build_info", "The daemon's version.", labels=["version", "guard"]
-        )
-        build.add_metric([service.version, service.guard.kind.partition(":")[0]], 1)
-        yield build
-        order = self._core.GaugeMetricFamily(
-            "runnerd_oom_order_info", "Which OOM protection is real here.", labels=["verdict"]
-        )
-        order.add_metric([service.oom_order.verdict], 1)
-        yield order
+    def _info(self, name: str, text: str, **labels: str) -> Metric:
+        metric = self._core.GaugeMetricFamily(name, text, labels=list(labels))
+        metric.add_metric(list(labels.values()), 1)
+        info: Metric = metric
+        return info

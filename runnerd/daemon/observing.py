@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 from runnerd.core.execs import Exec
 from runnerd.core.registry import Registry
-from runnerd.protocol.answers import Exit
+from runnerd.protocol.answers import Claim, Exit
 from runnerd.protocol.errors import RequestError
 
 from .counters import Counters
@@ -63,7 +63,10 @@ class Observer:
         counters.output_bytes["stdout"] += its_exit.stdout.total_bytes
         counters.output_bytes["stderr"] += its_exit.stderr.total_bytes
         counters.dropped_bytes += its_exit.stdout.dropped_bytes + its_exit.stderr.dropped_bytes
-        counters.oom_kills += its_exit.oom.kills or 0
+        if its_exec.has_own_oom_kills:
+            counters.leaf_oom_kills += its_exit.oom.kills or 0
+        if its_exec.phases.first_byte_ms is not None:
+            counters.first_byte.observe(its_exec.phases.first_byte_ms / 1000)
         counters.exec_duration.observe(its_exit.wall_s or 0.0)
         self._log.debug(
             "exec_exited",
@@ -108,6 +111,18 @@ class Observer:
     def stopping(self, cause: str) -> None:
         """The stop has begun; stopping.py logs it, with who began it."""
         self._events.put("stopping", cause=cause)
+
+    def claimed(self, claim: Claim, previous: Claim | None, connection: int) -> None:
+        """A claim was taken, from whoever had it before."""
+        self._log.info(
+            "claimed",
+            connection=connection,
+            owner=claim.owner,
+            fence=claim.fence,
+            previous=None if previous is None else previous.owner,
+        )
+        if claim.fence is not None:
+            self.owner_changed(claim.fence, claim.owner)
 
     def owner_changed(self, fence: int, owner: str | None = None) -> None:
         """The sandbox has a new owner: a higher fence, or a claim that names one."""

@@ -6,6 +6,7 @@ import argparse
 import fcntl
 import os
 import resource
+import socket
 from collections.abc import Collection, Mapping
 from typing import Final, Literal, NoReturn
 
@@ -15,6 +16,7 @@ import runnerd
 from runnerd.core.bounds import Bounds
 from runnerd.core.redaction import DEFAULT_PATTERNS
 
+from .limit_texts import LIMIT_TEXTS
 from .log import FORMS, LEVELS, Form, Level
 
 EX_USAGE: Final = 64  # sysexits.h
@@ -23,6 +25,9 @@ EX_CONFIG: Final = 78
 _NOFILE_RESERVED: Final = 128
 _FDS_OF_AN_EXEC: Final = 6
 _LIVE_EXECS_MIN: Final = 8
+_IPV4_LOOPBACK: Final = 127  # 127.0.0.0/8, RFC 1122, 3.2.1.3
+_IPV6_LOOPBACK: Final = bytes(15) + b"\1"
+_PORT_MAX: Final = 65535
 _REPEATED: Final = ("--allow-uid", "--audit-redact")
 _PERCENT_MAX: Final = 100
 
@@ -49,6 +54,7 @@ class Options(msgspec.Struct, kw_only=True):
         oom_score: lower (as far as the kernel lets us) or keep.
         raise_oom_score: Whether commands get 900.
         cgroups: Where execs get a cgroup of their own: auto, off, or a folder.
+        metrics_listen: A loopback address and port to serve metrics at, or None.
         log_level: The least level logged.
         log_format: How a line looks.
         audit: The file changes are written down in, or None.
@@ -73,6 +79,7 @@ class Options(msgspec.Struct, kw_only=True):
     oom_score: str
     raise_oom_score: bool
     cgroups: str
+    metrics_listen: tuple[str, int] | None
     log_level: Level
     log_format: Form
     audit: str | None
@@ -162,6 +169,9 @@ def _parser(shim: str) -> _Parser:
     add("--cgroups", metavar="WHERE", default="auto",
         help="a cgroup v2 for each exec: auto (below our own, where that can be written), off, or "
         "the folder of a cgroup to make them in; default: auto")  # fmt: skip
+    add("--metrics-listen", metavar="HOST:PORT",
+        help="serve the metrics by HTTP at /metrics too, on a loopback address; port 0 is any free "
+        "one, named in the log; default: not")  # fmt: skip
     add("--log-level", choices=LEVELS, default="info", help="default: %(default)s")
     add("--log-format", choices=FORMS, default="auto",
         help="json, text, or auto: text where stderr is a terminal; default: auto")  # fmt: skip
@@ -177,7 +187,7 @@ def _parser(shim: str) -> _Parser:
             "--" + field.name.replace("_", "-"),
             metavar="N",
             type=float if field.type is float or field.type == "float" else int,
-            help=f"default: {field.default}",
+            help=f"{LIMIT_TEXTS[field.name]}; default: {_default(field)}",
         )
     parser.serve_options = frozenset(serve._option_string_actions)  # noqa: SLF001
     return parser
@@ -208,6 +218,11 @@ def check_fds(options: Options, inherited: Collection[int]) -> None:
         if fcntl.fcntl(fd, fcntl.F_GETFL) & os.O_ACCMODE == wrong_way:
             verb = "written" if wrong_way == os.O_RDONLY else "read"
             raise ConfigError(f"{name}: descriptor {fd} cannot be {verb}")
+
+
+def _default(field: msgspec.structs.FieldInfo) -> str:
+    less = ", less where few open files are allowed"
+    return f"{field.default}{less if field.name in ('live_execs_max', 'connections_max') else ''}"
 
 
 def _from_environment(environ: Mapping[str, str], known: frozenset[str]) -> list[str]:
@@ -268,6 +283,7 @@ def _options(given: argparse.Namespace) -> Options:
         oom_score=given.oom_score,
         raise_oom_score=given.command_oom_score == "raise",
         cgroups=given.cgroups,
+        metrics_listen=_loopback(given.metrics_listen),
         log_level=given.log_level,
         log_format=given.log_format,
         audit=None if given.audit is None else os.path.abspath(given.audit),
@@ -275,6 +291,31 @@ def _options(given: argparse.Namespace) -> Options:
         shim=os.path.abspath(given.shim),
         bounds=_bounds(given),
     )
+
+
+def _loopback(text: str | None) -> tuple[str, int] | None:
+    """Take apart an address that only this machine can reach; no name is looked up.
+
+    Raises:
+        ConfigError: If it is none.
+    """
+    if text is None:
+        return None
+    host, _, port = text.rpartition(":")
+    host = "127.0.0.1" if host == "localhost" else host
+    bare = host.removeprefix("[").removesuffix("]")
+    try:
+        if bare != host:
+            is_loopback = socket.inet_pton(socket.AF_INET6, bare) == _IPV6_LOOPBACK
+        else:
+            is_loopback = socket.inet_pton(socket.AF_INET, host)[0] == _IPV4_LOOPBACK
+    except OSError as error:
+        raise ConfigError(f"--metrics-listen: '{text}' is no ADDRESS:PORT") from error
+    if not is_loopback:
+        raise ConfigError(f"--metrics-listen: {host} is no loopback address: others could reach it")
+    if not (port.isascii() and port.isdigit() and int(port) <= _PORT_MAX):
+        raise ConfigError(f"--metrics-listen: '{port}' is no port")
+    return bare, int(port)
 
 
 def _check_token(given: argparse.Namespace, *, allow_overflow: bool) -> None:

@@ -7,7 +7,8 @@ from typing import TYPE_CHECKING
 from runnerd.core.bounds import Bounds
 from runnerd.core.past import PackedPast
 
-from .state import StateDirectory, find_state
+from .claim_file import FoundClaim, find_claim, read_claim
+from .state import StateDirectory, find_read_only, find_state
 
 if TYPE_CHECKING:
     from .journal_file import JournalFile
@@ -28,11 +29,13 @@ class Memory:
         directory: The state directory, locked; None = there is none.
         file: The journal, open; None = there is none.
         reason: Why there is no journal, or None.
+        trouble: Why the state directory that was asked for is not used, or None.
         warnings: What an operator should know, in sentences.
         pasts: What is known of earlier execs, in order of acceptance.
         starts: Starts accepted by earlier incarnations.
         dropped: The highest number of acceptance of which nothing is known any more.
         fence: The highest fence they saw, or None.
+        claim: Whose the sandbox was.
     """
 
     def __init__(self, asked: str | None, bounds: Bounds, wall_s: float) -> None:
@@ -42,13 +45,30 @@ class Memory:
         self.starts = 0
         self.dropped = 0
         self.fence: int | None = None
+        self.trouble: str | None = None
         self.directory: StateDirectory | None
         self.directory, why = find_state(asked)
         self.reason = None if why is None else f"no state directory: {why}"
+        self.claim = self._find_claim(asked)
         if self.directory is not None:
             self._open(self.directory, bounds, wall_s)
         elif asked is not None:
-            self.warnings.append(f"no state directory: {why}")
+            self.trouble = f"no state directory: {why}"
+            self.warnings.append(self.trouble)
+        if self.claim.warning is not None:
+            self.warnings.append(self.claim.warning)
+        # The journal may be lost, and with it what it knew.
+        claimed = None if self.claim.standing is None else self.claim.standing.claim.fence
+        known = [fence for fence in (self.fence, claimed) if fence is not None]
+        self.fence = max(known, default=None)
+
+    def _find_claim(self, asked: str | None) -> FoundClaim:
+        if self.directory is not None:
+            return find_claim(self.directory.path)
+        # Of what can only be read nothing is used, but what was somebody's is not nobody's.
+        folder = find_read_only(asked)
+        found = FoundClaim() if folder is None else read_claim(folder)
+        return found._replace(reason=self.reason)
 
     @property
     def path(self) -> str | None:

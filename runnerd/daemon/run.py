@@ -140,9 +140,9 @@ def _assemble(
         reaper=Reaper(pool, log, poller, when_open=guard.hold),
         oom_counter=OomCounter(cgroup),
         oom_order=order,
+        listener=listener,
         pressure=PressureFile(cgroup),
         memory_gauge=MemoryGauge(cgroup, options.bounds.admit_memory_percent),
-        socket_path=listener.path,
         is_subreaper=is_subreaper,
         all_children_ours=all_children_ours,
         warnings=warnings,
@@ -188,6 +188,9 @@ async def _main(service: Service, options: Options, listener: Listener, words: _
         gc.set_threshold(_GARBAGE_OBJECTS)
         service.pool.refill()
         service.expire()
+        service.pulse.start(server.replace)
+        if options.metrics_listen is not None:
+            _serve_metrics(service, options.metrics_listen, nursery)
         service.pool.end_stale_leaves()
         _say_ready(service, options, words)
         await _core(service, "guard", lambda: watch_guard(service))
@@ -195,6 +198,17 @@ async def _main(service: Service, options: Options, listener: Listener, words: _
         _notify("STOPPING=1")
         await stop(service, listener)
         nursery.cancel_scope.cancel()
+
+
+def _serve_metrics(service: Service, address: tuple[str, int], nursery: trio.Nursery) -> None:
+    from .metrics_port import MetricsPort  # noqa: PLC0415 - only who asks for it pays for it
+
+    try:
+        service.metrics_port = MetricsPort(service, address)
+    except Exception as error:  # noqa: BLE001 - stray: nobody's command needs metrics
+        service.stray(error, "metrics_port")
+    else:
+        nursery.start_soon(service.metrics_port.run)
 
 
 async def _core(service: Service, name: str, serve: Callable[[], Awaitable[None]]) -> None:
@@ -231,6 +245,7 @@ def _say_ready(service: Service, options: Options, words: _Words) -> None:
         kill_leaves=service.leaves.kill,
         memory_leaves=service.leaves.memory,
         no_leaves=service.leaves.reason,
+        metrics=None if service.metrics_port is None else service.metrics_port.address,
         spool_directory=place.directory,
         spool_reason=place.reason,
     )

@@ -141,7 +141,7 @@ class Running:
             self,
             tail_bytes=lambda: service.registry.budget.tail_bytes,
             on_progress=self._readers_progressed,
-            on_count=_nobody if self._clocks is None else self._clocks.readers_counted,
+            on_count=self._readers_counted,
         )
         self.streams = ExecStreams(
             service,
@@ -240,6 +240,12 @@ class Running:
             lambda: None if error is None else self._end_changed(),
         )
 
+    def _readers_counted(self, count: int) -> None:
+        if self._clocks is not None:
+            self._clocks.readers_counted(count)
+        if self.exec.is_live:  # a reader of what is over only looks
+            self._service.activity.worked(time.monotonic())
+
     def _readers_progressed(self) -> None:
         self._service.registry.budget.want(self.exec.transcript)
         self.streams.gate_changed()
@@ -321,6 +327,7 @@ class Running:
 
     def _publish(self, its_exit: Exit) -> None:
         waiters, self._exit_waiters = self._exit_waiters, {}
+        self._service.activity.worked(time.monotonic())
         each_of(
             lambda: self._service.observer.exited(self.exec, its_exit),
             self.streams.discard,
@@ -441,7 +448,3 @@ class Running:
             self.end("internal", 0.0)
         if self.exec.state in (State.DRAINING, State.DRAINING_EMPTY) and self._strays <= _RETRIES:
             self._timers.arm("drain", time.monotonic(), self._drained)
-
-
-def _nobody(_count: int) -> None:
-    """Without clocks the number of readers changes nothing."""

@@ -33,6 +33,7 @@ class Server:
     def __init__(self, service: Service, listening: socket.socket, allowed: Allowed) -> None:
         self._service = service
         self._listening = listening
+        self._next: socket.socket | None = None
         self._allowed = allowed
         # Given up for a moment when no descriptor is free, so that a peer is closed cleanly and
         # does not hang in the backlog.
@@ -49,7 +50,7 @@ class Server:
             try:
                 sock, _ = self._listening.accept()
             except BlockingIOError:
-                await trio.lowlevel.wait_readable(self._listening)
+                await self._wait()
                 continue
             except OSError as error:
                 if self._service.registry.state == "stopping":
@@ -63,6 +64,19 @@ class Server:
                 continue
             self._admit(sock, nursery)
             await trio.lowlevel.checkpoint()
+
+    def replace(self, listening: socket.socket) -> None:
+        """Listen there from now on, once who waits at the socket before has been let in."""
+        self._next = listening
+        trio.lowlevel.notify_closing(self._listening)
+
+    async def _wait(self) -> None:
+        if self._next is not None:  # nobody waits there any more, and nobody can come
+            self._listening.close()
+            self._listening, self._next = self._next, None
+            return
+        with contextlib.suppress(trio.ClosedResourceError):  # replace() has woken us
+            await trio.lowlevel.wait_readable(self._listening)
 
     def _shed(self, error: OSError) -> None:
         self._service.counters.accept_failures += 1

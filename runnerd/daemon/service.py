@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 import trio
 
 import runnerd
+from runnerd.core.activity import Activity
 from runnerd.core.bounds import Bounds, limits_of
 from runnerd.core.digest import content_of
 from runnerd.core.execs import Exec
@@ -26,6 +27,7 @@ from .admission import MemoryGauge
 from .audit import Audit
 from .audit_file import AuditFile
 from .cgroup import Leaves
+from .claiming import Claiming
 from .counters import Counters
 from .events import Events
 from .fencing import Fencing
@@ -34,12 +36,14 @@ from .guard import CAUSE_ERROR, CAUSE_STOP, Guard
 from .heart import Heart
 from .journal import Journal
 from .launcher import Launcher
+from .listening import Listener
 from .log import Log
 from .memory import OomCounter
 from .observing import Observer
 from .pipes import BigPipes
 from .poller import Poller
 from .pressure import PressureFile
+from .pulse import Pulse
 from .reaper import Reaper
 from .remembering import Memory
 from .resting import Rests
@@ -53,6 +57,7 @@ from .tokens import Token
 
 if TYPE_CHECKING:
     from .connection import Connection
+    from .metrics_port import MetricsPort
 
 EXIT_SOFTWARE = 70  # EX_SOFTWARE, sysexits.h: an uncaught error of our own
 _EXPIRE_EVERY_S = 30.0
@@ -75,6 +80,7 @@ class Service:
         reaper: Waits.
         oom_counter: The cgroup's counter.
         oom_order: What was found about it at boot.
+        listener: The socket.
         memory_gauge: What is in use of its limit.
         pressure: Where memory pressure is read.
         memory: What earlier incarnations left, and where this one may leave something.
@@ -86,6 +92,8 @@ class Service:
         observer: Told of what happens.
         events: Who watches that.
         connections: Open connections.
+        pulse: How late the loop is, and whether the socket can be reached.
+        metrics_port: Serves the metrics by HTTP, where that was asked for.
         all_children_ours: Whether every process that can become the daemon's child comes from an
             exec.
         incarnation: A random id of this start.
@@ -107,9 +115,9 @@ class Service:
         reaper: Reaper,
         oom_counter: OomCounter,
         oom_order: OomOrder,
-        memory_gauge: MemoryGauge,
+        listener: Listener,
         pressure: PressureFile,
-        socket_path: str,
+        memory_gauge: MemoryGauge,
         is_subreaper: bool,
         all_children_ours: bool,
         warnings: list[str],
@@ -128,15 +136,18 @@ class Service:
         self.reaper = reaper
         self.oom_order = oom_order
         self.memory_gauge = memory_gauge
-        self.socket_path = socket_path
+        self.socket_path = listener.path
+        self.pressure = pressure
         self.is_subreaper = is_subreaper
         self.all_children_ours = all_children_ours
         self.warnings = warnings
         self.counters = Counters()
+        self.pulse = Pulse(poller, self, log, self.counters, listener)
         self.freezes = Freezes(poller, self, log, self.counters)
         self.incarnation = incarnation
         self.registry = Registry(bounds, self.incarnation, spool_place.slots)
         self.state_path = memory.path
+        self.state_trouble = memory.trouble
         self.journal = Journal(
             memory.file,
             memory.reason,
@@ -155,6 +166,14 @@ class Service:
             owner=self,
             on_new=self.observer.owner_changed,
         )
+        self.claiming = Claiming(
+            memory.claim,
+            folder=None if memory.directory is None else memory.directory.path,
+            incarnation=incarnation,
+            poller=poller,
+            owner=self,
+            log=log,
+        )
         self.spool = Spooler(
             spool_place,
             self.registry.budget,
@@ -163,6 +182,7 @@ class Service:
             log=log,
             on_stray=lambda error: self.stray(error, "spool"),
         )
+        self.metrics_port: MetricsPort | None = None
         self.running: dict[str, Running] = {}
         self.connections: set[Connection] = set()
         self.heart = Heart(poller, self)
@@ -178,13 +198,25 @@ class Service:
         self.features = sorted(METHODS)
         self.started_s = time.monotonic()
         self.started_at = time.time()
+        self.activity = Activity(self.started_s)
         self.limits = limits_of(bounds, has_spool=spool_place.slots is not None)
         self.when_idle = trio.Event()  # replaced by who waits for it
         self._oom_counter = oom_counter
+        self._oom_kills_before = oom_counter.read()
 
     def oom_kills(self) -> int | None:
         """Return the cgroup's OOM kills so far, or None."""
         return self._oom_counter.read()
+
+    def oom_kills_seen(self) -> int:
+        """Return the OOM kills since the daemon's start, each counted once.
+
+        The cgroup's counter counts what died in cgroups below it too; execs may have theirs
+        elsewhere, or ours may have no counter.
+        """
+        before, now = self._oom_kills_before, self.oom_kills()
+        own = 0 if before is None or now is None else now - before
+        return max(own, self.counters.leaf_oom_kills)
 
     # ------------------------------------------------------------------ execs
 
@@ -223,6 +255,7 @@ class Service:
             oom_kills=self.oom_kills(),
             memory=self.memory_gauge.use(now_s),
         )
+        self.activity.worked(now_s)
         running = Running(self, accepted, params, on_start)
         self.running[accepted.exec_id] = running
         running.start()
@@ -267,6 +300,7 @@ class Service:
     def undo_start(self, failed: Exec) -> None:
         """A start failed: nothing of it is kept, its id is free."""
         self.registry.failed(failed)
+        self.activity.worked(time.monotonic())
         del self.running[failed.exec_id]
         self.journal.failed(failed.number)
         self._note_idle()
@@ -282,7 +316,11 @@ class Service:
 
     def closed(self, running: Running) -> None:
         """Nothing of an exec is left; keep its record while there is room."""
-        self.registry.closed(running.exec, time.monotonic())
+        now_s = time.monotonic()
+        self.registry.closed(running.exec, now_s)
+        self.activity.leftovers_ended(now_s)
+        if len(running.readers):
+            self.activity.worked(now_s)
         self.spares.refill()  # a rescue has what it was lent until its end
         self._drop_expired()
         self._note_idle()
@@ -312,6 +350,8 @@ class Service:
             now.append(f"the journal has failed: {self.journal.reason}")
         if self.audit is not None and self.audit.failure is not None:
             now.append(f"the audit has failed: {self.audit.failure}")
+        if self.claiming.trouble is not None:
+            now.append(self.claiming.trouble)
         return [*self.warnings, *now]
 
     def live(self) -> list[Running]:

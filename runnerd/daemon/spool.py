@@ -67,14 +67,24 @@ class Spooler:
         self._cache = BlockCache()
         self._reading: dict[Block, dict[Subscription, Wake]] = {}
         self._can_punch = True
+        self._failure: str | None = None
         budget.on_degraded = self._degraded
         if place.file is not None and place.slots is not None:
             self._file, self._slots = place.file, place.slots
             if self._file.plain_reason is not None:
                 log.warning("spool_plain", reason=self._file.plain_reason)
-            self._disk = Disk(poller, self, self._hung)
+            self._disk = Disk(poller, self, self._hung, name="spool")
             budget.on_want = self._wanted
             self._slots.on_freed = lambda: poller.defer(self, self._give_back)
+
+    @property
+    def trouble(self) -> str | None:
+        """Say what is wrong with the disk: at boot, with the last batch or block, or right now."""
+        if self.place.is_broken:
+            return self.place.reason
+        if self.place.file is not None and self._disk.is_hung:
+            return "the disk does not answer"
+        return self._failure
 
     @property
     def used_bytes(self) -> int:
@@ -110,6 +120,7 @@ class Spooler:
                 )
 
     def _written(self, transcript: Transcript, batch: Batch, result: list[int] | Exception) -> None:
+        self._failure = None if isinstance(result, list) else f"cannot write: {_said(result)}"
         if isinstance(result, list):
             transcript.written(batch, result)
         elif transcript.spool.batch is batch:
@@ -147,6 +158,7 @@ class Spooler:
 
     def _was_read(self, transcript: Transcript, block: Block, result: bytes | Exception) -> None:
         readers = self._reading.pop(block, {})
+        self._failure = None if isinstance(result, bytes) else f"cannot read: {_said(result)}"
         if not block.is_dropped:
             if isinstance(result, bytes):
                 self._cache.put(block, result)

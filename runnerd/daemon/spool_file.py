@@ -30,12 +30,14 @@ class SpoolPlace(NamedTuple):
         directory: Where it lies.
         reason: Why there is none.
         slots: Its slots.
+        is_broken: Whether there is none because the disk failed.
     """
 
     file: SpoolFile | None
     directory: str | None
     reason: str | None
     slots: Slots | None
+    is_broken: bool = False
 
 
 def open_spool(
@@ -65,7 +67,8 @@ def open_spool(
             os.close(fd)
             return _nowhere(f"'{directory}' is memory, not a disk")
     except OSError as error:
-        return _nowhere(f"cannot make a file in '{directory}': {error.strerror}")
+        reason = f"cannot make a file in '{directory}': {error.strerror}"
+        return SpoolPlace(None, None, reason, None, is_broken=True)
     return SpoolPlace(SpoolFile(fd), str(directory), None, Slots(slots, each))
 
 

@@ -7,6 +7,7 @@ with lies, so a directory that others can write, or that is not ours, is not use
 
 from __future__ import annotations
 
+import contextlib
 import fcntl
 import os
 import stat
@@ -55,7 +56,7 @@ class StateDirectory:
             what = "is a symbolic link" if self.path.is_symlink() else error.strerror
             raise StateUnusableError(f"cannot use '{self.path}': {what}") from error
         try:
-            self._check(os.fstat(folder_fd))
+            check_ours(self.path, os.fstat(folder_fd))
             self._lock_fd = self._lock(folder_fd)
         finally:
             os.close(folder_fd)
@@ -63,17 +64,6 @@ class StateDirectory:
     def close(self) -> None:
         """Let another one have it."""
         os.close(self._lock_fd)
-
-    def _check(self, status: os.stat_result) -> None:
-        if status.st_uid != os.geteuid():
-            raise StateUnusableError(
-                f"'{self.path}' belongs to uid {status.st_uid}, not to us (uid {os.geteuid()})"
-            )
-        if status.st_mode & 0o022:
-            raise StateUnusableError(
-                f"'{self.path}' can be written by others (mode "
-                f"{stat.S_IMODE(status.st_mode):04o}): chmod go-w it"
-            )
 
     def _lock(self, folder_fd: int) -> int:
         try:
@@ -110,14 +100,49 @@ def find_state(asked: str | None) -> tuple[StateDirectory | None, str | None]:
     Returns:
         The directory and None, or None and why there is none.
     """
-    places = [asked] if asked else [DEFAULT]
-    home = os.environ.get("XDG_STATE_HOME")
-    if not asked and home:
-        places.append(f"{home}/runnerd")
     reasons: list[str] = []
-    for place in places:
+    for place in _places(asked):
         try:
             return StateDirectory(place), None
         except StateUnusableError as error:
             reasons.append(str(error))
     return None, "; ".join(reasons)
+
+
+def find_read_only(asked: str | None) -> Path | None:
+    """Find a state directory of ours that can only be read, where find_state has found none.
+
+    Args:
+        asked: As in find_state.
+    """
+    for place in map(Path, _places(asked)):
+        with contextlib.suppress(OSError, StateUnusableError):
+            status = place.lstat()
+            check_ours(place, status)
+            if stat.S_ISDIR(status.st_mode) and not os.access(place, os.W_OK, effective_ids=True):
+                return place
+    return None
+
+
+def _places(asked: str | None) -> list[str]:
+    if asked:
+        return [asked]
+    home = os.environ.get("XDG_STATE_HOME")
+    return [DEFAULT, f"{home}/runnerd"] if home else [DEFAULT]
+
+
+def check_ours(path: Path, status: os.stat_result) -> None:
+    """Refuse a directory that others can write, or that is not ours.
+
+    Raises:
+        StateUnusableError: Says which it is.
+    """
+    if status.st_uid != os.geteuid():
+        raise StateUnusableError(
+            f"'{path}' belongs to uid {status.st_uid}, not to us (uid {os.geteuid()})"
+        )
+    if status.st_mode & 0o022:
+        raise StateUnusableError(
+            f"'{path}' can be written by others (mode "
+            f"{stat.S_IMODE(status.st_mode):04o}): chmod go-w it"
+        )

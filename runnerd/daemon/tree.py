@@ -69,6 +69,7 @@ class Tree:
         self._leaf: Leaf | None = None
         self._ender: ShimEnder | None = None
         self._adopted: AdoptedTree | None = None
+        self._survivors: set[int] = set()
         self._asking: list[SignalReply] = []  # in the order the shim answers
 
     def handed_to(self, shim: Shim) -> None:
@@ -96,9 +97,16 @@ class Tree:
             return
         self._ender.take(message)
         if isinstance(message, Survivors):
-            self._service.counters.survivors += len(message.processes)
-        if isinstance(message, Ending | Survivors):
+            self._survivors_seen()
+        elif isinstance(message, Ending):
             self._on_news()
+
+    def _survivors_seen(self) -> None:
+        # Told again whenever the set changes, and by the shim as by the daemon after it.
+        pids = {each.pid for each in self._exec.survivors}
+        self._service.counters.survivors += len(pids - self._survivors)
+        self._survivors |= pids
+        self._on_news()
 
     def force(self) -> None:
         """The shim has had its time: end what is left without it."""
@@ -182,7 +190,7 @@ class Tree:
             spares=service.spares,
             reap=service.reaper.reap,
             on_empty=self._adopted_empty,
-            on_survivors=self._on_news,
+            on_survivors=self._survivors_seen,
         )
 
     def _adopted_exited(self, status: ExitStatus) -> None:

@@ -18,6 +18,17 @@ Reason = Literal[
 OomVerdict = Literal["none", "child", "possible", "killed", "unknown"]
 TranscriptState = Literal["kept", "partial", "evicted", "forgotten", "lost"]
 SpoolState = Literal["off", "on", "degraded"]
+IdleReason = Literal["live_execs", "attached_clients", "leftovers", "recent_work", "pin"]
+TroubleKind = Literal[
+    "state_lost",
+    "journal_off",
+    "claim_off",
+    "spool_off",
+    "loop_lag",
+    "socket_unreachable",
+    "socket_bound_again",
+    "metrics_off",
+]
 
 
 class Limits(msgspec.Struct, kw_only=True):
@@ -42,6 +53,7 @@ class Limits(msgspec.Struct, kw_only=True):
         spool_total_bytes: All transcripts on disk together.
         labels: Labels of one exec.
         env_bytes: Names and values set by env.set.
+        pins: Pins at once.
         admit_memory_percent: The share of the memory limit above which starts are refused; 0 =
             none is.
     """
@@ -65,6 +77,23 @@ class Limits(msgspec.Struct, kw_only=True):
     labels: int
     env_bytes: int
     admit_memory_percent: int = 0
+    pins: int = 0
+
+
+class Claim(msgspec.Struct, kw_only=True, frozen=True):
+    """Whose the sandbox is. All null: it is claimed, and what was written of it cannot be read.
+
+    Attributes:
+        owner: As claimed.
+        claimed_at: Unix seconds, for people.
+        incarnation: The daemon start that was asked.
+        fence: The fence it was claimed with.
+    """
+
+    owner: str | None
+    claimed_at: float | None
+    incarnation: str | None
+    fence: int | None
 
 
 class HelloAnswer(msgspec.Struct, kw_only=True):
@@ -79,6 +108,9 @@ class HelloAnswer(msgspec.Struct, kw_only=True):
         starts: Starts accepted so far, by earlier incarnations of the same state directory too.
         fence: The highest fence seen, or null before the first.
         journal: Whether what is answered outlives this daemon.
+        claim: Whose the sandbox is, see Claim; null while nobody has claimed it.
+        claim_durable: Whether that outlives this daemon and a loss of power; while there is no
+            claim, whether one would.
     """
 
     protocol: int
@@ -89,6 +121,8 @@ class HelloAnswer(msgspec.Struct, kw_only=True):
     starts: int
     fence: int | None = None
     journal: bool = False
+    claim: Claim | None = None
+    claim_durable: bool = False
 
 
 class Empty(msgspec.Struct):
@@ -503,6 +537,79 @@ class EnvAnswer(msgspec.Struct, kw_only=True):
     used_bytes: int
 
 
+class ClaimAnswer(msgspec.Struct, kw_only=True):
+    """The answer to sandbox.claim.
+
+    Attributes:
+        claim: The claim in force, see Claim.
+        created: False where the same claim had been made before, and was asked for again.
+        previous: The claim it took the place of; null where there was none, or for one asked for
+            again.
+        durable: Whether it outlives this daemon and a loss of power.
+    """
+
+    claim: Claim
+    created: bool
+    previous: Claim | None
+    durable: bool
+
+
+class Pin(msgspec.Struct, kw_only=True):
+    """What keeps the sandbox from counting as idle, on purpose.
+
+    Attributes:
+        reason: As given.
+        age_s: Seconds since it was set, or set again.
+        left_s: Seconds until it ends by itself; null = it does not.
+    """
+
+    reason: str
+    age_s: float
+    left_s: float | None
+
+
+class PinAnswer(msgspec.Struct, kw_only=True):
+    """The answer to sandbox.pin.
+
+    Attributes:
+        was_pinned: Whether there was a pin of that reason.
+        pins: All there are now, oldest first.
+    """
+
+    was_pinned: bool
+    pins: list[Pin]
+
+
+class ActivityAnswer(msgspec.Struct, kw_only=True):
+    """The answer to sandbox.activity.
+
+    Attributes:
+        idle: Whether daemon.drain would take place under the same condition.
+        idle_for_s: Seconds since the last work ended; 0 while something counts as activity.
+        reasons: Why it is not idle: live_execs, attached_clients, leftovers (where they count),
+            recent_work, pin; empty where it is.
+        execs: Ids of the execs whose command lives or whose exit is still to come, the first 100.
+        execs_total: How many.
+        attached_total: Subscriptions to execs that are not closed, leftovers included.
+        leftovers: Ids of the execs of which only what the command left running lives, the first
+            100.
+        leftovers_total: How many.
+        pins: Oldest first.
+        state: serving, draining or stopping.
+    """
+
+    idle: bool
+    idle_for_s: float
+    reasons: list[IdleReason]
+    execs: list[str]
+    execs_total: int
+    attached_total: int
+    leftovers: list[str]
+    leftovers_total: int
+    pins: list[Pin]
+    state: Literal["serving", "draining", "stopping"]
+
+
 class OomOrder(msgspec.Struct, kw_only=True):
     """Whether the kernel prefers the commands, checked at start.
 
@@ -575,6 +682,9 @@ class DaemonInfo(msgspec.Struct, kw_only=True):
         journal: Whether starts and exits are written there now.
         journal_reason: Why not, or null.
         fence: The highest fence seen, or null before the first.
+        claim: As in hello.
+        claim_durable: As in hello.
+        claim_reason: Why not, or null.
         starts: Starts accepted so far, by earlier incarnations of the same state directory too.
         live_execs: Execs not closed.
         connections: Open connections.
@@ -628,7 +738,44 @@ class DaemonInfo(msgspec.Struct, kw_only=True):
     journal: bool = False
     journal_reason: str | None = None
     fence: int | None = None
+    claim: Claim | None = None
+    claim_durable: bool = False
+    claim_reason: str | None = None
     memory_admission: MemoryAdmission | None = None
+
+
+class Trouble(msgspec.Struct, kw_only=True):
+    """Something that works worse than it should; commands run all the same.
+
+    Attributes:
+        kind: state_lost (the state directory was asked for and cannot be used, or was taken away);
+            journal_off (starts and exits are not written at the moment); claim_off (whose the
+            sandbox is has not been written: it ends with this daemon); spool_off (the disk under
+            the spool fails or hangs); loop_lag (the loop was late by a second or more in the last
+            minute); socket_unreachable (the socket's file is gone, or another's is in its place);
+            socket_bound_again (it was gone, in the last minute); metrics_off (--metrics-listen
+            was asked for and nothing listens there).
+        message: In one sentence.
+    """
+
+    kind: TroubleKind
+    message: str
+
+
+class HealthAnswer(msgspec.Struct, kw_only=True):
+    """The answer to daemon.health. That there is one says that the daemon lives.
+
+    Attributes:
+        live: Always true.
+        ready: Whether a start would be taken: neither draining nor stopping.
+        state: serving, draining or stopping.
+        degraded: What works worse than it should; empty = nothing.
+    """
+
+    live: bool
+    ready: bool
+    state: Literal["serving", "draining", "stopping"]
+    degraded: list[Trouble]
 
 
 class MetricsAnswer(msgspec.Struct, kw_only=True):
@@ -780,8 +927,12 @@ ANSWERS: Final[dict[str, type[msgspec.Struct]]] = {
     "exec.list": ListAnswer,
     "exec.forget": Empty,
     "env.set": EnvAnswer,
+    "sandbox.claim": ClaimAnswer,
+    "sandbox.pin": PinAnswer,
+    "sandbox.activity": ActivityAnswer,
     "events.subscribe": EventsAnswer,
     "daemon.info": DaemonInfo,
+    "daemon.health": HealthAnswer,
     "daemon.metrics": MetricsAnswer,
     "daemon.drain": Empty,
     "daemon.undrain": Empty,

@@ -12,7 +12,7 @@ from typing import Final, NamedTuple
 
 import msgspec
 
-from .answers import Exit  # msgspec resolves the annotation when it decodes
+from .answers import Exit, IdleReason  # msgspec resolves the annotation when it decodes
 
 PARSE_ERROR: Final = -32700
 INVALID_REQUEST: Final = -32600
@@ -69,6 +69,14 @@ KINDS: Final[dict[str, Kind]] = {
         "access",
         NOTHING,
         "say hello with a fence not below data.fence (runnerctl --fence), or only look",
+    ),
+    "already_claimed": Kind(
+        "sandbox", NOTHING, "it is data.owner's; whoever takes it over expects it to be claimed"
+    ),
+    "not_claimed": Kind(
+        "sandbox",
+        NOTHING,
+        "nothing of an earlier owner is here; whoever makes it new expects it to be unclaimed",
     ),
     "not_owner": Kind(
         "daemon", "the exec of that id is untouched", "it was started with another nonce"
@@ -161,12 +169,17 @@ class ErrorData(msgspec.Struct, omit_defaults=True):
         errno: The kernel's errno.
         errno_name: Its name, as errno(3) lists it.
         state: For exec_exists: live, finished or settled.
-        fence: For fenced: the highest fence seen.
-        incarnation: For exec_lost and exec_settled: the daemon start it belonged to.
+        fence: For fenced: the highest fence seen; for already_claimed: the claim's.
+        owner: For already_claimed: who; absent where that cannot be read any more.
+        claimed_at: For already_claimed: since when, in Unix seconds.
+        incarnation: For exec_lost and exec_settled: the daemon start it belonged to; for
+            already_claimed: the one that was asked then; for not_claimed: this one.
         pid: For exec_lost: the command's pid, where it was known to have started.
         generation: For superseded: the one in force.
         accepted_bytes: For stdin_offset: bytes taken so far.
         supported: For protocol_unsupported: the versions spoken.
+        reasons: For busy, where only an idle sandbox was to be drained or stopped: why it is not,
+            as in sandbox.activity.
         exit: For exec_evicted, exec_settled and exec_lost: the exit, where it is known.
     """
 
@@ -182,11 +195,14 @@ class ErrorData(msgspec.Struct, omit_defaults=True):
     errno_name: str | None = None
     state: str | None = None
     fence: int | None = None
+    owner: str | None = None
+    claimed_at: float | None = None
     incarnation: str | None = None
     pid: int | None = None
     generation: int | None = None
     accepted_bytes: int | None = None
     supported: list[int] | None = None
+    reasons: list[IdleReason] | None = None
     exit: Exit | None = None
 
 

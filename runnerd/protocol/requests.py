@@ -30,6 +30,8 @@ TOKEN_CHARS_MAX: Final = 1024
 USER_CHARS_MAX: Final = 520  # two names of LOGIN_NAME_MAX (256, sysconf(3)) and a colon
 RLIM_INFINITY: Final = 2**64 - 1
 PRIVATE_PREFIX: Final = "RUNNERD_"
+OWNER_CHARS_MAX: Final = 256
+REASON_CHARS_MAX: Final = 256  # of a pin
 
 RLIMITS: Final[dict[str, int]] = {
     "cpu": 0,
@@ -100,6 +102,12 @@ def _check_subscriber(
         raise invalid(f"{prefix}generation", "needs a subscriber: a generation of nobody")
 
 
+def _check_condition(if_idle_for_s: float | None, *, leftovers_count: bool) -> None:
+    _check_seconds("if_idle_for_s", if_idle_for_s)
+    if leftovers_count and if_idle_for_s is None:
+        raise invalid("leftovers_count", "goes with if_idle_for_s: without it nothing is counted")
+
+
 def _check_labels(labels: dict[str, str]) -> None:
     if len(labels) > LABELS_MAX:
         raise invalid("labels", f"{len(labels)} pairs; the most is {LABELS_MAX}")
@@ -131,16 +139,41 @@ class DaemonInfoRequest(NoParams):
     """Describe the daemon: what it is, what protects it, what it holds."""
 
 
-class DaemonDrain(NoParams):
-    """Refuse all new work from now on; what runs is untouched."""
+class DaemonDrain(Params):
+    """Refuse all new work from now on; what runs is untouched.
+
+    Attributes:
+        if_idle_for_s: Only if the sandbox has been idle for so many seconds, as sandbox.activity
+            judges: looked at and drained in one step. 0 = idle now, however short. Else `busy`,
+            with the reasons. Absent = in any case.
+        leftovers_count: With if_idle_for_s: whether what a command left running keeps it from
+            being idle.
+    """
+
+    if_idle_for_s: GraceSeconds | None = None
+    leftovers_count: bool = False
+
+    def __post_init__(self) -> None:
+        _check_condition(self.if_idle_for_s, leftovers_count=self.leftovers_count)
 
 
 class DaemonUndrain(NoParams):
     """Take new work again."""
 
 
-class DaemonStop(NoParams):
-    """Stop the daemon as SIGTERM does."""
+class DaemonStop(Params):
+    """Stop the daemon as SIGTERM does.
+
+    Attributes:
+        if_idle_for_s: As in daemon.drain: looked at and stopped in one step.
+        leftovers_count: As in daemon.drain.
+    """
+
+    if_idle_for_s: GraceSeconds | None = None
+    leftovers_count: bool = False
+
+    def __post_init__(self) -> None:
+        _check_condition(self.if_idle_for_s, leftovers_count=self.leftovers_count)
 
 
 class Hello(Params):
@@ -549,6 +582,70 @@ class EnvSet(Params):
             raise invalid(field, f"{PRIVATE_PREFIX}* is the daemon's own and reaches no command")
 
 
+class SandboxClaim(Params):
+    """Become the sandbox's owner, in one step with the look at who is; needs a fence in hello.
+
+    Attributes:
+        owner: Who claims it, for people and errors: 1 to 256 characters.
+        expect: unclaimed = nobody has claimed it, for whoever creates it; claimed = somebody has,
+            for whoever resumes it; any = whichever. Else nothing is changed.
+        nonce: Makes the claim repeatable: while it stands, the same owner and nonce are answered
+            again. 1-128 of A-Z a-z 0-9 _ . : -.
+    """
+
+    owner: Annotated[str, Meta(max_length=OWNER_CHARS_MAX)]
+    expect: Literal["unclaimed", "claimed", "any"]
+    nonce: Nonce | None = None
+
+    def __post_init__(self) -> None:
+        _check_text("owner", self.owner)
+        if not self.owner:
+            raise invalid("owner", "is empty")
+
+
+class SandboxPin(Params):
+    """Keep the sandbox from counting as idle, or end that.
+
+    Attributes:
+        reason: Why, for people: 1 to 256 characters. A pin is known by it: one of the same reason
+            takes the place of the one before.
+        ttl_s: Seconds until it ends by itself; none if absent.
+        unpin: End the pin of this reason instead.
+    """
+
+    reason: Annotated[str, Meta(max_length=REASON_CHARS_MAX)]
+    ttl_s: Seconds | None = None
+    unpin: bool = False
+
+    def __post_init__(self) -> None:
+        _check_text("reason", self.reason)
+        _check_seconds("ttl_s", self.ttl_s)
+        if not self.reason:
+            raise invalid("reason", "is empty")
+        if self.unpin and self.ttl_s is not None:
+            raise invalid("ttl_s", "goes with a pin, not with its end")
+
+
+class SandboxActivity(Params):
+    """Say whether the sandbox is idle, since when, and why not. Asking is no activity.
+
+    Attributes:
+        if_idle_for_s: How many seconds without work make it idle; with 0, the default, it is once
+            nothing runs, nobody is attached and nothing pins it.
+        leftovers_count: Whether what a command left running keeps it from being idle.
+    """
+
+    if_idle_for_s: GraceSeconds = 0.0
+    leftovers_count: bool = False
+
+    def __post_init__(self) -> None:
+        _check_seconds("if_idle_for_s", self.if_idle_for_s)
+
+
+class DaemonHealth(NoParams):
+    """Ask whether the daemon is well; nothing that is asked of a disk or a command answers it."""
+
+
 class DaemonMetrics(Params):
     """Read the daemon's metrics.
 
@@ -575,8 +672,12 @@ METHODS: Final[dict[str, type[Params]]] = {
     "exec.list": ExecList,
     "exec.forget": ExecForget,
     "env.set": EnvSet,
+    "sandbox.claim": SandboxClaim,
+    "sandbox.pin": SandboxPin,
+    "sandbox.activity": SandboxActivity,
     "events.subscribe": EventsSubscribe,
     "daemon.info": DaemonInfoRequest,
+    "daemon.health": DaemonHealth,
     "daemon.metrics": DaemonMetrics,
     "daemon.drain": DaemonDrain,
     "daemon.undrain": DaemonUndrain,

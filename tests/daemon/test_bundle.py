@@ -108,6 +108,15 @@ def test_it_is_small_and_holds_what_it_should(bundle: Path) -> None:
     assert licences >= {"runnerd", "trio", "msgspec", "psutil", "attrs", "python"}
 
 
+def test_every_user_may_use_it_and_only_its_owner_change_it(bundle: Path) -> None:
+    """It was made with a umask of 077."""
+    for path in [bundle, *bundle.rglob("*")]:
+        mode = path.stat().st_mode & 0o7777
+        assert mode == 0o755 or (path.is_file() and mode == 0o644), (path, oct(mode))
+    for name in ("bin/runnerd", "bin/tini", "libexec/runnerd", "libexec/interpreter"):
+        assert os.access(bundle / name, os.X_OK)
+
+
 def test_no_path_of_the_building_machine_is_in_it(bundle: Path) -> None:
     """But for where CPython itself was made, which it has compiled in and never looks at here."""
     ours = [os.fsencode(path) for path in (REPOSITORY, os.path.realpath(sys.prefix))]
@@ -180,7 +189,8 @@ def test_a_hostile_image_reaches_its_commands_and_not_the_daemon(
     root.serve(init=False, env=HOSTILE)
     lines = Path(f"/proc/{root.first_process()}/maps").read_text().splitlines()
     mapped = {line.split()[5] for line in lines if "/" in line}
-    print(mapped)
+    assert any(path.endswith("/lib/libc.so.6") for path in mapped)
+    assert not {path for path in mapped if not path.startswith(f"{root.path}{BUNDLE}/")}
     assert "preloaded\n" not in (root.path / "log").read_text()
     with root.connect() as client:
         said = client.run(["/usr/bin/env", "-0"]).stdout
@@ -282,3 +292,46 @@ def test_what_was_put_aside_is_given_back() -> None:
     }
     entry.give_back(environ)
     assert environ == {b"A": b"1", b"LC_ALL": b"tlh", b"LD_PRELOAD": b"", b"RUNNERD_SOCKET": b"/s"}
+
+
+# --- How it is made --------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("words", "code"), [([], 64), (["--help"], 0), (["a", "b"], 64), (["--out=x"], 64), ([""], 64)]
+)
+def test_build_says_how_it_is_used(words: list[str], code: int) -> None:
+    done = subprocess.run(
+        [REPOSITORY / "image" / "build", *words], capture_output=True, check=False, timeout=60
+    )
+    assert (done.returncode, done.stdout) == (code, b"")
+    assert b"image/build OUT_DIR" in done.stderr
+
+
+def make(out: Path, **env: str) -> subprocess.CompletedProcess[bytes]:
+    return subprocess.run(
+        [sys.executable, "-m", "image.bundle", str(out)],
+        env={**os.environ, **env},
+        cwd=REPOSITORY,
+        capture_output=True,
+        check=False,
+        timeout=60,
+    )
+
+
+def test_a_folder_that_is_no_bundle_is_left_alone(tmp_path: Path) -> None:
+    (tmp_path / "home").mkdir()
+    (tmp_path / "home" / "mine").touch()
+    done = make(tmp_path / "home")
+    assert (done.returncode, done.stdout) == (1, b"")
+    assert b"home is there and is no bundle" in done.stderr
+    assert [path.name for path in tmp_path.rglob("*")] == ["home", "mine"]
+
+
+def test_it_is_made_for_no_other_machine(tmp_path: Path) -> None:
+    """The Python that it copies is this machine's."""
+    other = "aarch64" if os.uname().machine == "x86_64" else "x86_64"
+    done = make(tmp_path / "b", RUNNERD_BUILD_TARGET=other)
+    assert done.returncode == 1
+    assert b"whose Python it copies" in done.stderr
+    assert not list(tmp_path.iterdir())

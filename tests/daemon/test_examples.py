@@ -104,13 +104,18 @@ def pod_root(tmp_path: Path) -> Iterator[BareRoot]:
     made.close()
 
 
-def test_the_pods_daemon_runs_as_it_says(pod_root: BareRoot) -> None:
+def test_the_pods_daemon_and_probes_run_as_it_says(pod_root: BareRoot) -> None:
     (container,) = load("pod.yaml")["spec"]["containers"]
     env = {each["name"]: each["value"] for each in container["env"]}
     pod_root.serve(env=env)
     assert (pod_root.path / "run" / "state" / "last-words.json").exists()
+    for probe in ("startupProbe", "livenessProbe", "readinessProbe"):
+        done = pod_root.run_beside(*container[probe]["exec"]["command"], env=env)
+        assert done.returncode == 0, (probe, done.stderr)
     before_stop = container["lifecycle"]["preStop"]["exec"]["command"]
     assert pod_root.run_beside(*before_stop, env=env).returncode == 0
+    ready = pod_root.run_beside(*container["readinessProbe"]["exec"]["command"], env=env)
+    assert ready.returncode == 1, "draining, and it is no longer ready"
 
 
 # --- Dockerfiles -----------------------------------------------------------------------------

@@ -61,6 +61,8 @@ def request_for(method: str, exec_id: str, marker: Path) -> dict[str, Any]:
         "exec.signal": {"exec_id": exec_id, "signal": "KILL"},
         "exec.resize": {"exec_id": exec_id, "rows": 24, "cols": 80},
         "exec.write": {"exec_id": exec_id, "data": "", "eof": True},
+        "sandbox.claim": {"owner": "other", "expect": "any"},
+        "sandbox.pin": {"reason": "other"},
     }
     names_exec = "exec_id" in METHODS[method].__struct_fields__
     return special.get(method, {"exec_id": exec_id} if names_exec else {})
@@ -87,6 +89,8 @@ def test_whoever_is_fenced_changes_nothing_and_still_sees_everything(
         fenced.call("exec.detach", subscription=attached["subscription"])
         assert fenced.call("daemon.info")["fence"] == 5
         assert fenced.call("daemon.info")["state"] == "serving"
+        assert fenced.call("daemon.info")["claim"] is None
+        assert fenced.call("sandbox.activity")["pins"] == []
         fenced.call("daemon.metrics")
         fenced.call("ping")
         assert is_alive(pid)

@@ -211,6 +211,15 @@ def test_the_log_and_the_last_words_are_as_shown(
     assert differences(_expected_lines("json", "last-words"), [words], {}) == []
 
 
+def test_the_claim_is_as_shown(runnerd_daemon: RunnerdProcess) -> None:
+    with RawClient(runnerd_daemon.socket_path, hello=False) as client:
+        client.call("hello", protocol=[1], fence=1)
+        client.call("sandbox.claim", owner="spawner-7", expect="unclaimed", nonce="c-1")
+    written = Path(runnerd_daemon.socket_path).parent / "state" / "claim.json"
+    shown = _expected_lines("json", "claim")
+    assert differences(shown, [json.loads(written.read_text())], {}) == []
+
+
 # ------------------------------------------------------------------ the player itself
 
 PING: Final = (

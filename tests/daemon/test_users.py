@@ -20,7 +20,7 @@ import pytest
 
 from runnerd.client.errors import RemoteError
 from tests import needs
-from tests.cases.field import mark, marked, status_field
+from tests.cases.field import mark, marked, metric, status_field
 from tests.harness import wait_for
 
 if TYPE_CHECKING:
@@ -221,6 +221,7 @@ def test_whom_a_plain_user_cannot_end_is_named(start_daemon: Daemons, by: str) -
             assert answer.receipt is not None
             survivors = [(each.pid, each.reason, each.command) for each in answer.receipt.survivors]
             assert survivors == [(pid, "user", "sleep")]
+            assert metric(client.metrics().text, "runnerd_survivors_total") == 1
             (info,) = client.list_execs()
             assert (info.state, info.ending) == ("lingering", "cancelled")
             assert client.run(["true"]).exit.code == 0

@@ -50,6 +50,8 @@ SPECIAL: dict[tuple[type[msgspec.Struct], str], Values] = {
     | st.sampled_from(["TERM", "SIGKILL", "rtmin+1", "9"]),
     (requests.EnvSet, "set"): st.dictionaries(names.map("S{}".format), text, max_size=4),
     (requests.EnvSet, "unset"): st.lists(names.map("U{}".format), max_size=4),
+    (requests.SandboxClaim, "owner"): text.filter(bool),
+    (requests.SandboxPin, "reason"): text.filter(bool),
     (ErrorData, "kind"): st.sampled_from([*KINDS]),
 }
 

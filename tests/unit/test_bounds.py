@@ -10,6 +10,7 @@ import pytest
 import runnerd
 from runnerd.core import bounds
 from runnerd.core.bounds import Bounds
+from runnerd.daemon.limit_texts import LIMIT_TEXTS
 
 PACKAGE = Path(runnerd.__file__).parent
 HERE = PACKAGE / "core" / "bounds.py"
@@ -45,6 +46,12 @@ def test_every_limit_is_kept_by_somebody(field: str) -> None:
 @pytest.mark.parametrize("name", CONSTANTS)
 def test_every_constant_is_used(name: str) -> None:
     assert name in used_words()[1]
+
+
+def test_every_limit_says_what_it_limits_and_what_happens_past_it() -> None:
+    assert sorted(LIMIT_TEXTS) == sorted(FIELDS)
+    for name, text in LIMIT_TEXTS.items():
+        assert ";" in text or "and no further" in text, name
 
 
 def test_an_unused_word_would_be_noticed() -> None:

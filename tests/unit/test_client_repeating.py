@@ -17,7 +17,14 @@ from runnerd.client.repeating import (
     Repeat,
     may_repeat,
 )
-from runnerd.protocol.requests import METHODS, ExecSignal, ExecStart, ExecWrite, Params
+from runnerd.protocol.requests import (
+    METHODS,
+    ExecSignal,
+    ExecStart,
+    ExecWrite,
+    Params,
+    SandboxClaim,
+)
 
 
 def test_every_method_has_a_rule() -> None:
@@ -34,6 +41,8 @@ def test_every_method_has_a_rule() -> None:
         (ExecWrite(exec_id="x", data=b"a"), False),
         (ExecWrite(exec_id="x", data=b"a", offset=0), True),
         (ExecSignal(exec_id="x", signal="TERM"), False),
+        (SandboxClaim(owner="o", expect="any"), False),
+        (SandboxClaim(owner="o", expect="any", nonce="n"), True),
     ],
 )
 def test_only_what_the_daemon_can_tell_from_a_second_one_is_repeated(

@@ -45,6 +45,8 @@ def test_what_starts_ends_feeds_or_hides_is_a_change_and_looking_is_none() -> No
         "exec.cancel",
         "exec.forget",
         "env.set",
+        "sandbox.claim",
+        "sandbox.pin",
         "daemon.drain",
         "daemon.undrain",
         "daemon.stop",

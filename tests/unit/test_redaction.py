@@ -8,7 +8,7 @@ from typing import Any
 
 import msgspec
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from runnerd.core.audit import (
@@ -147,6 +147,7 @@ def test_fields_are_hidden_by_their_names_too() -> None:
     assert shown_params(ExecSignal(exec_id="e", signal=9), HIDE) == {"exec_id": "e", "signal": 9}
 
 
+@settings(max_examples=20)
 @given(st.lists(st.text(st.characters()), min_size=1, max_size=5))
 def test_whatever_is_asked_for_the_line_is_bounded_json(words: list[str]) -> None:
     many = [word * 3000 for word in words] * 100

@@ -23,7 +23,9 @@ from runnerd.protocol.requests import (
     RLIM_INFINITY,
     RLIMITS,
     Attach,
+    DaemonDrain,
     DaemonMetrics,
+    DaemonStop,
     EnvSet,
     ExecAck,
     ExecAttach,
@@ -41,6 +43,9 @@ from runnerd.protocol.requests import (
     NoParams,
     Params,
     Pty,
+    SandboxActivity,
+    SandboxClaim,
+    SandboxPin,
     rlimit_number,
 )
 
@@ -122,6 +127,16 @@ BAD: Final[dict[type[Params], dict[str, list[Any]]]] = {
         "admission": ["", "force"],
         "attach": [{"streams": []}, {"window_bytes": 0}, {"nope": 1}, True],
     },
+    # True is refused without if_idle_for_s.
+    DaemonDrain: {"if_idle_for_s": GRACE, "leftovers_count": [*BOOL, True]},
+    DaemonStop: {"if_idle_for_s": GRACE, "leftovers_count": [*BOOL, True]},
+    SandboxClaim: {
+        "owner": ["", "x" * 257, "a\0"],
+        "expect": ["", "Claimed", "owned"],
+        "nonce": EXEC_ID,
+    },
+    SandboxPin: {"reason": ["", "x" * 257, "a\0"], "ttl_s": SECONDS, "unpin": BOOL},
+    SandboxActivity: {"if_idle_for_s": GRACE, "leftovers_count": BOOL},
     ExecAttach: {
         "exec_id": EXEC_ID,
         "after": [*INT_OF_63_BITS, "", "head", "0"],
@@ -174,6 +189,8 @@ BAD: Final[dict[type[Params], dict[str, list[Any]]]] = {
 }
 
 REQUIRED: Final[dict[type[Params], dict[str, Any]]] = {
+    SandboxClaim: {"owner": "o", "expect": "any"},
+    SandboxPin: {"reason": "r"},
     Hello: {"protocol": [1]},
     ExecStart: {"argv": ["true"]},
     ExecAttach: {"exec_id": "x"},
