@@ -1,4 +1,4 @@
-"""A command at the daemon's files: the socket and its folder, the state directory, links in both."""
+"""A command at the daemon's files: the socket, the state directory, links in both."""
 
 from __future__ import annotations
 
@@ -175,7 +175,7 @@ signal.pause()
 def test_what_outlived_a_killed_daemon_is_no_descendant_of_the_next(
     make_sandbox: Make, token: bool
 ) -> None:
-    """Of the same user, outside a container that ends with its daemon: a token alone keeps it out."""
+    """Of the same user, where no container ends with the daemon: a token alone keeps it out."""
     sandbox = make_sandbox(ONE)
     result = sandbox.place / "result"
     client = sandbox.connect()

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import resource
-import signal
 import subprocess
 import time
 from collections.abc import Callable, Iterator
@@ -13,8 +12,9 @@ from typing import Final
 
 import pytest
 
-from tests.harness import is_alive, wait_for
-from tests.hostile.sandbox import ONE, SEPARATE, SETTINGS, Sandbox, of_user
+from tests.daemon.looking import last_words
+from tests.harness import children, is_alive, wait_for
+from tests.hostile.sandbox import SEPARATE, SETTINGS, Sandbox, of_user
 from tests.raw import ClosedError, RawClient, RawError
 
 Make = Callable[..., Sandbox]
@@ -56,7 +56,11 @@ def test_a_full_disk_costs_the_journal_and_the_spool_and_no_start(
     """It is said, no output is lost that its reader takes, and what is written anew is whole."""
     state = small_disk / "state"
     state.mkdir(mode=0o700)
-    sandbox = make_sandbox(setting, "--spool", "any", state=state)
+    if setting != SEPARATE:
+        small_disk.chmod(0o777)
+        state.rmdir()  # its own user makes it
+    soon = "from runnerd.daemon import journal\njournal.RETRY_S = 0.3"  # and not in 30 s
+    sandbox = make_sandbox(setting, "--spool", "any", state=state, code=soon)
     with sandbox.connect() as client:
         assert client.hello["journal"]
         victim, _ = sandbox.start_victim(client)
@@ -64,7 +68,7 @@ def test_a_full_disk_costs_the_journal_and_the_spool_and_no_start(
         assert len(printed) == 200 * 65536
         sandbox.check_well(client)
         sandbox.check_unharmed(client, victim)
-        wait_for(lambda: client.call("daemon.info")["journal"] is False)
+        assert sandbox.log("journal_failed")
         (small_disk / "free" / "filler").unlink()
         sandbox.check_well(client)
         wait_for(lambda: client.call("daemon.info")["journal"] is True, 20)
@@ -106,8 +110,8 @@ def test_a_bomb_that_takes_every_pid_is_looked_at_and_ended(
         assert client.call("ping") == {}
         assert client.call("exec.inspect", exec_id="bomb")["state"] == "running"
         if sandbox.is_one_user:
-            for number in range(4):
-                with_suppressed_refusal(client, f"more{number}")
+            kinds = {kind_of_start(client, f"more{number}") for number in range(4)}
+            assert kinds <= {("started", ""), ("start_failed", "EAGAIN")}
         client.call("exec.start", exec_id="rescue", argv=["true"], cwd="/", admission="skip",
                     **sandbox.user(other=True))  # fmt: skip
         assert client.call("exec.wait", exec_id="rescue")["code"] == 0
@@ -116,19 +120,20 @@ def test_a_bomb_that_takes_every_pid_is_looked_at_and_ended(
         sandbox.check_unharmed(client, victim)
         wait_for(lambda: client.call("daemon.info")["parked_shims"] == 3)
         sandbox.check_well(client)
-        assert of_user(sandbox.uid) <= {sandbox.pid}
+        left = of_user(sandbox.uid) - {sandbox.pid} - sandbox.shims()
+        assert left <= {child for shim in sandbox.shims() for child in children(shim)}
 
 
-def with_suppressed_refusal(client: RawClient, exec_id: str) -> None:
-    """Start something by a shim that is parked, as long as there is one; else it is refused."""
+def kind_of_start(client: RawClient, exec_id: str) -> tuple[str, str]:
+    """Start something: by a shim that is parked, as long as there is one; else it is refused."""
     try:
         client.call("exec.start", exec_id=exec_id, argv=["true"], cwd="/")
     except RawError as error:
-        assert (error.kind, error.data["errno_name"]) == ("start_failed", "EAGAIN")
-        assert error.data["retryable"] is True
+        return error.kind, error.data["errno_name"]
+    return "started", ""
 
 
-# --------------------------------------------------------------------------------- descriptors, output
+# ------------------------------------------------------------------------- descriptors, output
 
 HOARD: Final = """
 held = []
@@ -161,8 +166,8 @@ def test_hoarders_that_flood_take_neither_memory_nor_answers(sandbox: Sandbox) -
 
 
 def printed(client: RawClient, exec_id: str) -> int:
-    streams = client.call("exec.inspect", exec_id=exec_id)["streams"]
-    return int(streams["stdout"]["total_bytes"])
+    """Bytes, at least as many if every record is full."""
+    return int(client.call("exec.inspect", exec_id=exec_id)["last_seq"]) * 64 * 1024
 
 
 def rss(pid: int) -> int:
@@ -234,8 +239,8 @@ def test_a_second_of_processor_is_all_that_one_user_leaves_its_daemon(
             return
         with pytest.raises(ClosedError):
             client.note("exec.exited", "attack")
-    code = sandbox.daemon.process.wait(10)
-    assert code == (-signal.SIGKILL if setting == ONE else 128 + signal.SIGKILL)
+    assert sandbox.daemon.process.wait(10) != 0
+    assert last_words(sandbox.place / "state")["stopping_at"] is None  # it was killed
     wait_for(lambda: not is_alive(pid) and not of_user(sandbox.uid))
 
 
@@ -243,7 +248,8 @@ OWN_SCORE: Final = """
 def score(text):
     with open('/proc/self/oom_score_adj', 'w') as file:
         file.write(text)
-tell(open('/proc/self/oom_score_adj').read().strip(), said(score, '-1000'), said(score, sys.argv[1]))
+before = open('/proc/self/oom_score_adj').read().strip()
+tell(before, said(score, '-1000'), said(score, sys.argv[1]))
 """
 
 
