@@ -49,8 +49,7 @@ _WRITING: Final = (
     f"PRAGMA journal_size_limit={2 * _CHECKPOINT_PAGES * 4096}",
 )
 _LOADED: Final = (
-    "SELECT ifnull(sum(length(past)), 0) FROM "
-    "(SELECT past FROM execs ORDER BY number DESC LIMIT ?)"
+    "SELECT ifnull(sum(length(past)), 0) FROM (SELECT past FROM execs ORDER BY number DESC LIMIT ?)"
 )
 _DAMAGE: Final = (sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB, sqlite3.SQLITE_TOOBIG)
 _PUT: Final = "INSERT OR REPLACE INTO execs VALUES(?,?)"

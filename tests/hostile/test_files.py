@@ -5,11 +5,13 @@ from __future__ import annotations
 import os
 import socket
 from collections.abc import Callable
+from pathlib import Path
 from typing import Final
 
 import pytest
 
-from tests.hostile.sandbox import ONE, Sandbox, leave_nobody
+from tests.harness import wait_for
+from tests.hostile.sandbox import ONE, ONE_PID_1, Sandbox, leave_nobody
 
 Make = Callable[..., Sandbox]
 
@@ -64,6 +66,20 @@ def test_the_socket_of_the_same_user_can_be_taken_and_costs_the_old_clients_noth
     assert os.lstat(sandbox.socket_path).st_ino == put_there.st_ino
 
 
+@pytest.mark.parametrize("setting", [ONE, ONE_PID_1])
+def test_a_socket_that_the_same_user_removes_is_bound_again(
+    make_sandbox: Make, setting: str
+) -> None:
+    """For new clients; nobody who is connected notices."""
+    sandbox = make_sandbox(setting)
+    with sandbox.connect() as client:
+        code = AT_THE_SOCKET.format(REMOVE)
+        assert sandbox.attack(client, code, sandbox.socket_path) == ["done"]
+        wait_for(Path(sandbox.socket_path).exists, 20)
+        sandbox.check_well()
+        sandbox.check_well(client)
+
+
 FAKE: Final = """
 path = sys.argv[1]
 os.unlink(path)
@@ -100,7 +116,6 @@ NAMES: Final = (
     "journal.sqlite-journal",
     "journal.sqlite",
     "spool",
-    "../runnerd.sock.lock",
 )
 PLANT: Final = """
 state, precious, kind, *names = sys.argv[1:]
@@ -146,7 +161,7 @@ def test_the_state_directory_of_another_user_is_closed(separate: Sandbox) -> Non
     precious.write_text("mine")
     precious.chmod(0o666)
     state = separate.place / "state"
-    names = (*NAMES, "lock")
+    names = (*NAMES, "lock", "../runnerd.sock.lock")
     with separate.connect() as client:
         assert separate.attack(client, PLANT, state, precious, "symlink", *names) == ["EACCES"]
         assert separate.attack(client, "tell(said(os.listdir, sys.argv[1]))", state) == ["EACCES"]

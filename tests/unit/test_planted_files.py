@@ -1,4 +1,4 @@
-"""What a command of our own user can put in the state directory is neither followed nor believed."""
+"""What a command of our own user puts in the state directory is not followed and not believed."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ import pytest
 from runnerd.core.bounds import Bounds
 from runnerd.daemon import journal_file
 from runnerd.daemon.last_words import NAME, LastWords, read_last_words, write_last_words
+from runnerd.daemon.listening import Listener, SocketError
 from runnerd.daemon.spool_file import open_spool
 
 WORDS = LastWords(incarnation="i", version="0", pid=7, started_at=1.0)
@@ -58,6 +59,14 @@ def test_the_spool_lies_behind_no_link(tmp_path: Path) -> None:
     assert place.file is None
     assert place.reason is not None
     assert "Not a directory" in place.reason
+
+
+def test_a_lock_that_is_a_link_is_said_and_left_alone(tmp_path: Path, precious: Path) -> None:
+    (tmp_path / "s.lock").symlink_to(precious)
+    with pytest.raises(SocketError, match="cannot make the lock"):
+        Listener(str(tmp_path / "s"))
+    assert precious.read_bytes() == PRECIOUS
+    assert not (tmp_path / "s").exists()
 
 
 @pytest.mark.parametrize(("rows", "each"), [(1, 2 << 20), (80, 900_000)])
