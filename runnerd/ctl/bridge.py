@@ -1,8 +1,9 @@
 """runnerctl bridge: one connection to the daemon on standard input and output, bytes as they are.
 
 For an engine whose sockets cannot be reached from outside: `docker exec -i NAME runnerctl bridge`.
-Each direction has a thread that waits, reads and writes in turn, so that neither can hold up the
-other and nothing is held here but one read of each.
+One loop, and no thread: at the pids limit an engine still gets one process in, and that is when a
+sandbox has to be looked at. Neither direction holds up the other, and nothing is held here but one
+read of each.
 
 Whichever side ends first ends it. Where standard input ends, what it brought is passed on and the
 daemon told by a half-close; what it still says comes through before its own end ends us. Where
@@ -14,13 +15,13 @@ from __future__ import annotations
 import os
 import select
 import socket
-import threading
+import stat
 from typing import TYPE_CHECKING, Final
 
 from runnerd.client.locate import open_socket
 
 from .endings import REFUSED, say
-from .passing import open_standard_streams, wait_ready
+from .passing import open_standard_streams
 from .reaching import where
 
 if TYPE_CHECKING:
@@ -36,7 +37,8 @@ Ends with 0 once either side has ended, and with 125 if there is no daemon.
 
 CONNECT_S: Final = 10.0
 READ_BYTES: Final = 64 * 1024  # what a pipe holds
-LAST_S: Final = 1.0  # for what stands in standard input when nobody reads our output any more
+LAST_MS: Final = 1000  # for the daemon to take what stands in standard input at our end
+_TROUBLE: Final = select.POLLERR | select.POLLHUP | select.POLLNVAL
 
 
 def arguments(parser: argparse.ArgumentParser) -> None:
@@ -48,71 +50,123 @@ def main(options: argparse.Namespace) -> int:
     """Run it."""
     open_standard_streams()
     connection, _path = open_socket(where(options)["path"], CONNECT_S)
-    connection.setblocking(True)
-    feeder = threading.Thread(target=pass_on, args=[connection], daemon=True)
     try:
-        feeder.start()
-    except RuntimeError:
-        say("cannot start a thread: no process is left here; use the socket itself, from a mount")
-        return REFUSED
-    try:
-        pass_back(connection)
-    except BrokenPipeError:
-        feeder.join(LAST_S)
+        Bridge(connection).run()
     except OSError as error:
         say(f"cannot write standard output: {(error.strerror or str(error)).lower()}")
         return REFUSED
     return 0
 
 
-def pass_on(connection: socket.socket) -> None:
-    """Copy standard input to the daemon, and its end as a half-close."""
-    buffer = bytearray(READ_BYTES)
-    try:
-        while count := _read_some(buffer):
-            connection.sendall(memoryview(buffer)[:count])
-        connection.shutdown(socket.SHUT_WR)
-    except OSError:
-        return  # the daemon has ended the connection; the other direction sees that
+class Bridge:
+    """Copies both ways between a connection and our standard streams.
 
+    Those are never made non-blocking: that flag is shared with whoever gave them to us. They are
+    read where something stands in them, and written where something fits.
 
-def _read_some(buffer: bytearray) -> int:
-    while True:
-        try:
-            return os.readv(0, [buffer])
-        except BlockingIOError:  # whoever shares this descriptor with us has made it so
-            wait_ready(0, select.POLLIN)
-        except OSError:
-            return 0  # a terminal that hung up, a peer that left with something unread
-
-
-def pass_back(connection: socket.socket) -> None:
-    """Copy what the daemon says to standard output, until its end.
-
-    Raises:
-        BrokenPipeError: If nobody reads standard output any more, also while nothing is said.
-        OSError: If it cannot be written.
+    Args:
+        connection: Connected.
     """
-    buffer = bytearray(READ_BYTES)
-    poll = select.poll()
-    poll.register(connection, select.POLLIN)
-    poll.register(1, 0)  # errors and hang-ups are always told, poll(2)
-    while True:
-        if any(descriptor == 1 for descriptor, _ in poll.poll()):
-            raise BrokenPipeError
-        count = _receive_some(connection, buffer)
-        if not count:
+
+    def __init__(self, connection: socket.socket) -> None:
+        connection.setblocking(False)
+        self._connection = connection
+        self._to_daemon = memoryview(b"")
+        self._from_daemon = memoryview(b"")
+        self._reads_input = True
+        self._is_over = False
+        self._has_reader = True
+        mode = os.fstat(1).st_mode
+        self._out = socket.socket(fileno=os.dup(1)) if stat.S_ISSOCK(mode) else None
+
+    def run(self) -> None:
+        """Copy until either side has ended.
+
+        Raises:
+            OSError: If standard output cannot be written; not where nobody reads it.
+        """
+        while not self._is_over:
+            ready = self._wait()
+            if not ready and not self._has_reader:
+                return
+            if ready.get(1, 0) & _TROUBLE and not self._from_daemon:
+                self._has_reader = False
+            if 1 in ready and self._from_daemon:
+                self._write_output()
+            if 0 in ready:
+                self._read_input()
+            if self._connection.fileno() in ready:
+                self._send()
+                self._receive()
+
+    def _wait(self) -> dict[int, int]:
+        poll = select.poll()
+        connection = 0
+        if self._to_daemon:
+            connection |= select.POLLOUT
+        elif self._reads_input:
+            poll.register(0, select.POLLIN)
+        if self._has_reader:
+            if self._from_daemon:
+                poll.register(1, select.POLLOUT)
+            else:
+                connection |= select.POLLIN
+                poll.register(1, 0)  # its reader's end is told all the same, poll(2)
+        if connection:
+            poll.register(self._connection, connection)
+        if self._has_reader:
+            return dict(poll.poll())
+        return dict(poll.poll(LAST_MS if self._to_daemon else 0))
+
+    def _read_input(self) -> None:
+        try:
+            data = os.read(0, READ_BYTES)
+        except BlockingIOError:  # whoever shares it was faster
             return
-        rest = memoryview(buffer)[:count]
-        while rest:
+        except OSError:
+            data = b""  # a terminal that hung up, a peer that left with something unread
+        self._to_daemon = memoryview(data)
+        if not data:
+            self._reads_input = False
             try:
-                rest = rest[os.write(1, rest) :]
-            except BlockingIOError:
-                wait_ready(1, select.POLLOUT)
+                self._connection.shutdown(socket.SHUT_WR)
+            except OSError:
+                return  # the daemon has ended it; that is read next
+        self._send()
 
+    def _send(self) -> None:
+        try:
+            while self._to_daemon:
+                self._to_daemon = self._to_daemon[self._connection.send(self._to_daemon) :]
+        except BlockingIOError:
+            return
+        except OSError:  # the daemon is gone, or going: what it still says is read first
+            self._to_daemon = memoryview(b"")
+            self._reads_input = False
 
-def _receive_some(connection: socket.socket, buffer: bytearray) -> int:
-    try:
-        return connection.recv_into(buffer)
-    except OSError:
-        return 0  # reset: the daemon left with something unread
+    def _receive(self) -> None:
+        if self._from_daemon or not self._has_reader:
+            return
+        try:
+            data = self._connection.recv(READ_BYTES)
+        except BlockingIOError:
+            return
+        except OSError:
+            data = b""  # reset: the daemon left with something unread
+        self._from_daemon = memoryview(data)
+        self._is_over = not data
+
+    def _write_output(self) -> None:
+        try:
+            if self._out is not None:
+                sent = self._out.send(self._from_daemon, socket.MSG_DONTWAIT)
+            else:
+                # A pipe that can be written takes this much without waiting, pipe(7).
+                sent = os.write(1, self._from_daemon[: select.PIPE_BUF])
+        except BlockingIOError:
+            return
+        except (BrokenPipeError, ConnectionResetError):
+            self._has_reader = False
+            self._from_daemon = memoryview(b"")
+        else:
+            self._from_daemon = self._from_daemon[sent:]

@@ -179,7 +179,7 @@ class Passer:
                 rest = rest[os.write(descriptor, rest) :]
             except BlockingIOError:
                 # Whoever shares this descriptor with us has made it non-blocking.
-                wait_ready(descriptor, select.POLLOUT)
+                _wait_writable(descriptor)
             except OSError as error:
                 self._lose_reader(note.stream, error)
                 return
@@ -304,10 +304,9 @@ class Passer:
         )
 
 
-def wait_ready(descriptor: int, what: int) -> None:
-    """Wait until a descriptor is ready for what is wanted of it: POLLIN or POLLOUT."""
+def _wait_writable(descriptor: int) -> None:
     poll = select.poll()
-    poll.register(descriptor, what)
+    poll.register(descriptor, select.POLLOUT)
     poll.poll()
 
 

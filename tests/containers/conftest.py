@@ -7,15 +7,20 @@ import functools
 import os
 import signal
 from pathlib import Path
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Any, Final
 
 import pytest
 
 from tests import needs
+from tests.containers import engine as engines
+from tests.containers import images
+from tests.containers.container import Container
 from tests.harness import RunnerdProcess, daemons, wait_for
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
+
+    from tests.containers.engine import Engine
 
 V1: Final = Path("/sys/fs/cgroup")
 
@@ -56,3 +61,41 @@ def is_removed(group: Path) -> bool:
         group.rmdir()
         return True
     return False
+
+
+@pytest.fixture(scope="session")
+def engine() -> Iterator[Engine]:
+    """A Docker Engine of the run's own, with the images; nothing of it is left at the end."""
+    needs.root()
+    for name in ("dpkg-deb", "setpriv", "gcc", "tini-static"):
+        needs.program(name, {"setpriv": "util-linux", "tini-static": "tini"}.get(name, ""))
+    engines.sweep_stale()
+    try:
+        engines.fetch(images.KEPT / "engine")
+        running = engines.Engine(images.KEPT / "engine")
+    except (engines.EngineError, OSError) as error:
+        needs.skip_or_fail(f"needs a Docker Engine: {error}")
+    try:
+        images.make(running)
+        yield running
+    finally:
+        running.stop()
+
+
+@pytest.fixture
+def container(engine: Engine) -> Iterator[Callable[..., Container]]:
+    """Start containers; at the end they are removed, and nothing of them may be left."""
+    mounts = engine.mounts()
+    made: list[Container] = []
+
+    def start(*args: Any, ready: bool = True, **more: Any) -> Container:
+        made.append(Container(engine, *args, **more))
+        if ready:
+            made[-1].wait_ready()
+        return made[-1]
+
+    yield start
+    for each in made:
+        each.remove()
+    assert engine.groups() == []
+    wait_for(lambda: engine.mounts() == mounts)

@@ -491,3 +491,68 @@ def test_a_job_that_cannot_be_sent_leaves_no_shim(start_daemon: Start) -> None:
         assert client.call("exec.start", argv=["true"])["created"]
         wait_for(lambda: client.call("daemon.info")["parked_shims"] == 3)
         wait_for(lambda: len(shims(daemon)) == 3)
+
+
+@pytest.mark.parametrize(("call", "nth"), [("os.pipe2", 3), ("os.set_blocking", 2)])
+def test_pipes_that_cannot_all_be_had_leave_no_descriptor(
+    start_daemon: Start, call: str, nth: int
+) -> None:
+    daemon = start_daemon(
+        **planted(f"""
+            import errno, os
+            from runnerd.daemon import pipes
+            original, count, Pipes = {call}, 0, pipes.Pipes.__init__
+            def failing(*args):
+                global count
+                count += 1
+                if count == {nth}:
+                    raise OSError(errno.ENFILE, "planted")
+                return original(*args)
+            def init(self, *args):
+                {call} = failing
+                try:
+                    Pipes(self, *args)
+                finally:
+                    {call} = original
+            pipes.Pipes.__init__ = init
+        """)
+    )
+
+    def descriptors() -> int:
+        return len(list(Path(f"/proc/{daemon.pid}/fd").iterdir()))
+
+    with RawClient(daemon.socket_path) as client:
+        wait_for(lambda: client.call("daemon.info")["parked_shims"] == 3)
+        before = descriptors()
+        with pytest.raises(RawError) as refused:
+            client.call("exec.start", argv=["true"], stdin="pipe")
+        assert refused.value.kind == "start_failed"
+        assert descriptors() == before
+        client.call("exec.start", exec_id="e", argv=["true"], stdin="pipe")
+        client.call("exec.wait", exec_id="e", until="closed")
+        wait_for(lambda: descriptors() == before)
+
+
+def test_a_death_is_heard_of_where_the_kernel_has_no_buffer_for_a_wakeup(
+    start_daemon: Start,
+) -> None:
+    """trio's own handler sends on a socket pair, and what that says came up anywhere in the loop.
+
+    The kernel has no buffer for it where a memory cgroup is full.
+    """
+    daemon = start_daemon(
+        **planted("""
+            import errno
+            from trio._core import _wakeup_socketpair
+            def failing(self):
+                raise OSError(errno.ENOBUFS, "planted")
+            _wakeup_socketpair.WakeupSocketpair.wakeup_thread_and_signal_safe = failing
+        """)
+    )
+    with RawClient(daemon.socket_path) as client:
+        for number in range(20):
+            client.call("exec.start", exec_id=f"e{number}", argv=["true"])
+            assert client.call("exec.wait", exec_id=f"e{number}", until="closed")["code"] == 0
+        wait_for(lambda: client.call("daemon.info")["parked_shims"] == 3)
+        wait_for(lambda: len(children(daemon.pid)) == 3)
+        assert client.call("daemon.info")["stray_failures"] == 0
