@@ -299,6 +299,8 @@ class Connection:
     ) -> Subscription:
         """Open a subscription; its answer must be sent before the writer's next turn.
 
+        Not once the connection is gone: only its end would close it again.
+
         Args:
             running: The exec it reads.
             make: Makes it, given its number on this connection.
@@ -307,6 +309,7 @@ class Connection:
         Raises:
             RequestError: What `make` raises.
         """
+        assert not self.is_gone
         subscription = make(self._next_subscription)
         self._next_subscription += 1
         self._outgoing.open(subscription, running)

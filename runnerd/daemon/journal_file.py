@@ -29,6 +29,9 @@ APPLICATION_ID: Final = 0x72756E64  # "rund", as file(1) could know it
 _SIDE_FILES: Final = ("-wal", "-shm", "-journal")
 _CHECKPOINT_PAGES: Final = 256  # 1 MiB of 4 KiB pages: what a checkpoint may take is bounded by it
 
+_ROW_BYTES_MAX: Final = 1024 * 1024  # the longest of ours is 40 kB
+_LOADED_BYTES_MAX: Final = 64 * 1024 * 1024  # 16,384 of ours are 9 MB, 1,024 of the longest 40 MB
+
 _SCHEMA: Final = (
     "CREATE TABLE execs(number INTEGER PRIMARY KEY, past BLOB NOT NULL)",
     "CREATE TABLE meta(name TEXT PRIMARY KEY, value INTEGER NOT NULL) WITHOUT ROWID",
@@ -45,6 +48,10 @@ _WRITING: Final = (
     f"PRAGMA wal_autocheckpoint={_CHECKPOINT_PAGES}",
     f"PRAGMA journal_size_limit={2 * _CHECKPOINT_PAGES * 4096}",
 )
+_LOADED: Final = (
+    "SELECT ifnull(sum(length(past)), 0) FROM (SELECT past FROM execs ORDER BY number DESC LIMIT ?)"
+)
+_DAMAGE: Final = (sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB, sqlite3.SQLITE_TOOBIG)
 _PUT: Final = "INSERT OR REPLACE INTO execs VALUES(?,?)"
 _META: Final = "INSERT OR REPLACE INTO meta VALUES(?,?)"
 
@@ -182,6 +189,7 @@ def _open(path: Path, pasts_max: int) -> tuple[JournalFile, Kept]:
     # Handed over to the writer's thread once this one is done with it.
     connection = sqlite3.connect(path, timeout=0, isolation_level=None, check_same_thread=False)
     try:
+        connection.setlimit(sqlite3.SQLITE_LIMIT_LENGTH, _ROW_BYTES_MAX)
         for statement in _SETTINGS:
             connection.execute(statement)
         _check_format(connection)
@@ -242,6 +250,8 @@ def _check_format(connection: sqlite3.Connection) -> None:
 
 def _load(connection: sqlite3.Connection, pasts_max: int) -> Kept:
     # Every page of the table is read here, so damage shows now and not at some later write.
+    if _number(connection, _LOADED, pasts_max) > _LOADED_BYTES_MAX:
+        raise _DamagedError(f"'{NAME}' holds more than we ever write")
     newest = connection.execute(
         "SELECT number, past FROM execs ORDER BY number DESC LIMIT ?", (pasts_max,)
     ).fetchall()
@@ -265,14 +275,14 @@ def _load(connection: sqlite3.Connection, pasts_max: int) -> Kept:
     return Kept(pasts, starts, meta.get("fence"), dropped)
 
 
-def _number(connection: sqlite3.Connection, statement: str) -> int:
-    found: int = connection.execute(statement).fetchone()[0]
+def _number(connection: sqlite3.Connection, statement: str, *words: int) -> int:
+    found: int = connection.execute(statement, words).fetchone()[0]
     return found
 
 
 def _is_damage(error: sqlite3.DatabaseError) -> bool:
     # The first byte of an extended code is its primary one, sqlite.org/rescode.html.
-    return (error.sqlite_errorcode & 0xFF) in (sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB)
+    return (error.sqlite_errorcode & 0xFF) in _DAMAGE
 
 
 def _move_aside(folder: Path, wall_s: float) -> Path:

@@ -14,6 +14,7 @@ import msgspec
 
 NAME = "last-words.json"
 EXECS_LISTED = 100
+_BYTES_MAX = 64 * 1024  # 100 ids of 128 characters, and what is said of the daemon
 
 
 class LastWords(msgspec.Struct, kw_only=True):
@@ -51,18 +52,27 @@ class LastWords(msgspec.Struct, kw_only=True):
 def read_last_words(folder: Path) -> LastWords | None:
     """Return what the incarnation before left, or None where there is nothing readable."""
     try:
-        return msgspec.json.decode((folder / NAME).read_bytes(), type=LastWords)
+        return msgspec.json.decode(_read_plain(folder / NAME), type=LastWords)
     except (OSError, msgspec.DecodeError):
         return None
+
+
+def _read_plain(path: Path) -> bytes:
+    # A command of our own user can put there what nobody ever writes to, or what never ends.
+    fd = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_NOFOLLOW | os.O_CLOEXEC)
+    try:
+        return os.read(fd, _BYTES_MAX)
+    finally:
+        os.close(fd)
 
 
 def write_last_words(folder: Path, words: LastWords) -> str | None:
     """Write them; returns None, or why it could not be done."""
     fresh = folder / f".{NAME}.{words.pid}"
     try:
-        fd = os.open(
-            fresh, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC | os.O_NOFOLLOW, 0o644
-        )
+        # Never what is there already: it may be another name of something precious.
+        fresh.unlink(missing_ok=True)
+        fd = os.open(fresh, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o644)
         try:
             os.write(fd, msgspec.json.encode(words) + b"\n")
         finally:

@@ -245,6 +245,8 @@ def _start_answer(
 
 
 def _attach(call: Call, params: ExecAttach) -> None:
+    if call.connection.is_gone:
+        return  # it waited for the start, and its connection did not: nobody would ever end it
     running = call.service.known(params.exec_id, no_output)
     its_exec = running.exec
     subscription = subscribe(call.connection, running, params, params.after, params.tail_bytes)

@@ -112,7 +112,11 @@ class Pipes(Streams):
     def _pipe(self, theirs: int) -> tuple[int, int]:
         ends = os.pipe2(os.O_CLOEXEC)
         self._given.append(ends[theirs])
-        os.set_blocking(ends[1 - theirs], False)
+        try:
+            os.set_blocking(ends[1 - theirs], False)
+        except OSError:
+            os.close(ends[1 - theirs])  # nobody knows of it yet
+            raise
         account = self._account
         if account is not None and account.switch is not None:
             try:

@@ -4,6 +4,9 @@ Shims end here, commands whose shim died, and orphans that came to the daemon be
 subreaper or PID 1. One SIGCHLD may stand for many deaths, so each wake-up reaps until nothing is
 left. Nobody else may wait, or statuses would be stolen.
 
+It listens by itself and not through trio, whose handler sends on a socket pair: in a memory cgroup
+that is full the kernel has no buffer for that, and the error would come up wherever the loop is.
+
 A shim that a command stopped would tell nothing any more, not even the command's exit. The same
 SIGCHLD says so, and it is made to go on.
 """
@@ -40,7 +43,7 @@ class Reaper:
         pool: Its map says which children are shims.
         log: For shims that end in an unexpected way.
         poller: For what is looked at again a little later.
-        when_open: Called once trio listens for SIGCHLD: it has touched SIGINT by then.
+        when_open: Called once it listens for SIGCHLD: trio has touched SIGINT by then.
 
     Attributes:
         orphans: How many children were reaped that were no shim and no command.
@@ -56,6 +59,7 @@ class Reaper:
         self._poller = poller
         self._log = log
         self._when_open = when_open
+        self._deaths = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
         self.commands: set[int] = set()
         self._early: dict[int, ExitStatus] = {}
         self._adopted: dict[int, tuple[Owner, Callable[[ExitStatus], None]]] = {}
@@ -63,13 +67,20 @@ class Reaper:
 
     async def run(self) -> None:
         """Serve for ever. A core task: what escapes it is an uncaught error of the daemon."""
-        with trio.open_signal_receiver(signal.SIGCHLD) as deaths:
-            self._when_open()
+        signal.signal(signal.SIGCHLD, self._on_death)
+        self._when_open()
+        self.reap()
+        while True:
+            with trio.move_on_after(_SWEEP_S):
+                await trio.lowlevel.wait_readable(self._deaths)
+            with contextlib.suppress(BlockingIOError):
+                os.eventfd_read(self._deaths)
             self.reap()
-            while True:
-                with trio.move_on_after(_SWEEP_S):
-                    await anext(deaths)
-                self.reap()
+
+    def _on_death(self, _number: int, _frame: object) -> None:
+        # Anywhere in the loop's own code: it may not raise, and this write needs no memory.
+        with contextlib.suppress(OSError):
+            os.eventfd_write(self._deaths, 1)
 
     def reap(self) -> int:
         """Take the status of every child that has ended; returns how many."""

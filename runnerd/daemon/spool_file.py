@@ -60,7 +60,8 @@ def open_spool(
         return _nowhere(f"limits leave an exec less than {SLOTS_MIN * SLOT_BYTES} bytes")
     directory = folder / "spool"
     try:
-        directory.mkdir(mode=0o700, exist_ok=True)
+        with contextlib.suppress(FileExistsError):
+            directory.mkdir(mode=0o700)
         fd = _open_unnamed(directory)
         if mode == "disk" and is_in_memory(fd):
             os.close(fd)
@@ -84,17 +85,25 @@ def _open_unnamed(directory: Path) -> int:
     """Open a file without a name.
 
     Raises:
-        OSError: As open(2) says.
+        OSError: As open(2) says; ENOTDIR where the directory is a link to one.
     """
+    folder_fd = os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
     try:
-        return os.open(directory, os.O_TMPFILE | os.O_RDWR | os.O_CLOEXEC, 0o600)
+        return _open_in(folder_fd)
+    finally:
+        os.close(folder_fd)
+
+
+def _open_in(folder_fd: int) -> int:
+    try:
+        return os.open(".", os.O_TMPFILE | os.O_RDWR | os.O_CLOEXEC, 0o600, dir_fd=folder_fd)
     except OSError as error:
         if error.errno not in (errno.EOPNOTSUPP, errno.EISDIR, errno.ENOENT):
             raise
-    path = directory / secrets.token_hex(8)
-    fd = os.open(path, os.O_CREAT | os.O_EXCL | os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
+    name, flags = secrets.token_hex(8), os.O_CREAT | os.O_EXCL | os.O_RDWR | os.O_CLOEXEC
+    fd = os.open(name, flags, 0o600, dir_fd=folder_fd)
     with contextlib.suppress(OSError):
-        path.unlink()
+        os.unlink(name, dir_fd=folder_fd)
     return fd
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 import os
 import signal
 import sys
@@ -13,7 +14,7 @@ import pytest
 
 from runnerd.daemon.poller import Poller
 from tests import needs
-from tests.daemon.looking import command_name, living, planted, seconds, shim_of, shims
+from tests.daemon.looking import command_name, living, log_lines, planted, seconds, shim_of, shims
 from tests.harness import RunnerdProcess, children, descendants, is_alive, wait_for
 from tests.raw import RawClient, RawError
 
@@ -491,3 +492,143 @@ def test_a_job_that_cannot_be_sent_leaves_no_shim(start_daemon: Start) -> None:
         assert client.call("exec.start", argv=["true"])["created"]
         wait_for(lambda: client.call("daemon.info")["parked_shims"] == 3)
         wait_for(lambda: len(shims(daemon)) == 3)
+
+
+@pytest.mark.parametrize(("call", "nth"), [("os.pipe2", 3), ("os.set_blocking", 2)])
+def test_pipes_that_cannot_all_be_had_leave_no_descriptor(
+    start_daemon: Start, call: str, nth: int
+) -> None:
+    daemon = start_daemon(
+        **planted(f"""
+            import errno, os
+            from runnerd.daemon import pipes
+            original, count, Pipes = {call}, 0, pipes.Pipes.__init__
+            def failing(*args):
+                global count
+                count += 1
+                if count == {nth}:
+                    raise OSError(errno.ENFILE, "planted")
+                return original(*args)
+            def init(self, *args):
+                {call} = failing
+                try:
+                    Pipes(self, *args)
+                finally:
+                    {call} = original
+            pipes.Pipes.__init__ = init
+        """)
+    )
+
+    def descriptors() -> int:
+        return len(list(Path(f"/proc/{daemon.pid}/fd").iterdir()))
+
+    with RawClient(daemon.socket_path) as client:
+        wait_for(lambda: client.call("daemon.info")["parked_shims"] == 3)
+        before = descriptors()
+        with pytest.raises(RawError) as refused:
+            client.call("exec.start", argv=["true"], stdin="pipe")
+        assert refused.value.kind == "start_failed"
+        assert descriptors() == before
+        client.call("exec.start", exec_id="e", argv=["true"], stdin="pipe")
+        client.call("exec.wait", exec_id="e", until="closed")
+        wait_for(lambda: descriptors() == before)
+
+
+def test_a_death_is_heard_of_where_the_kernel_has_no_buffer_for_a_wakeup(
+    start_daemon: Start,
+) -> None:
+    """trio's own handler sends on a socket pair, and what that says came up anywhere in the loop.
+
+    The kernel has no buffer for it where a memory cgroup is full.
+    """
+    daemon = start_daemon(
+        **planted("""
+            import errno
+            from trio._core import _wakeup_socketpair
+            def failing(self):
+                raise OSError(errno.ENOBUFS, "planted")
+            _wakeup_socketpair.WakeupSocketpair.wakeup_thread_and_signal_safe = failing
+        """)
+    )
+    with RawClient(daemon.socket_path) as client:
+        for number in range(20):
+            client.call("exec.start", exec_id=f"e{number}", argv=["true"])
+            assert client.call("exec.wait", exec_id=f"e{number}", until="closed")["code"] == 0
+        wait_for(lambda: client.call("daemon.info")["parked_shims"] == 3)
+        wait_for(lambda: len(children(daemon.pid)) == 3)
+        assert client.call("daemon.info")["stray_failures"] == 0
+
+
+def test_nothing_is_told_after_what_could_not_be_written(start_daemon: Start) -> None:
+    """The kernel may have no memory for one write and some for the next: a hole, and no gap."""
+    daemon = start_daemon(
+        **planted("""
+            import errno, socket
+            original, done = socket.socket.sendmsg, []
+            def failing(self, parts, *args):
+                if sum(map(len, parts)) > 20_000 and not done:
+                    done.append(1)
+                    raise OSError(errno.ENOMEM, "planted")
+                return original(self, parts, *args)
+            socket.socket.sendmsg = failing
+            from runnerd.daemon import connection
+            close = connection.Connection.close
+            def late(self):  # as it is where much else is ready
+                self._service.poller.call_at(time.monotonic() + 0.5, self._outgoing,
+                                             lambda: close(self))
+            import time
+            connection.Connection.close = late
+        """)
+    )
+    with RawClient(daemon.socket_path) as client:
+        script = "head -c 60000 /dev/zero; sleep 0.1; echo more"
+        client.call("exec.start", exec_id="e", argv=["sh", "-c", script], attach={})
+        client.read_to_end()
+        position = 0
+        for note in client.notes:  # what was written before, if anything, and no end of it
+            assert note["method"] == "exec.output"
+            assert note["params"]["offset"] == position
+            position += len(base64.b64decode(note["params"]["data"]))
+    with RawClient(daemon.socket_path) as client:
+        client.call("exec.attach", exec_id="e")
+        client.note("exec.exited", "e")
+        assert client.output("e") == bytes(60000) + b"more\n"
+
+
+def test_what_is_forgotten_is_freed_without_the_collector(start_daemon: Start) -> None:
+    """Its parts refer to each other; the collector would come thousands of execs later.
+
+    Then all of them would be freed at once, while the loop stands still, and until then they are
+    memory that no bound counts.
+    """
+    daemon = start_daemon(
+        "--finished-execs-max", "5",
+        **planted("""
+            import gc
+            from runnerd.daemon import methods
+            from runnerd.daemon.running import Running
+            original = methods.HANDLERS['daemon.undrain']
+            def count(call, params):
+                gc.disable()
+                found = sum(isinstance(each, Running) for each in gc.get_objects())
+                call.service.log.info('counted', runnings=found)
+                original(call, params)
+            methods.HANDLERS['daemon.undrain'] = count
+        """),
+    )  # fmt: skip
+    kinds: list[dict[str, object]] = [
+        {"attach": {}},
+        {"deadline_s": 60, "stall_s": 60, "orphan_ttl_s": 60},
+        {"stdin": "pipe", "sha256": True},
+        {"pty": {}, "attach": {"window_bytes": 1000}},
+        {"argv": ["sh", "-c", "sleep 0.05 & echo x"], "leftovers": "kill"},
+    ]
+    with RawClient(daemon.socket_path) as client:
+        client.call("daemon.undrain")  # from here on the collector rests
+        for number in range(25):
+            start = {"argv": ["echo", "x"]} | kinds[number % 5]
+            client.call("exec.start", exec_id=f"e{number}", **start)
+            client.call("exec.wait", exec_id=f"e{number}", until="closed")
+        client.call("daemon.undrain")
+    runnings = [line["runnings"] for line in log_lines(daemon, "counted")][-1]
+    assert runnings <= 5 + 1

@@ -11,15 +11,26 @@ from runnerd.client.errors import ExitPassed, RemoteError
 from runnerd.core.bounds import NAMES_MAX
 from runnerd.protocol.answers import ClosedNote, OutputNote
 from runnerd.protocol.requests import ExecAttach
+from tests.daemon.looking import log_lines, planted
 from tests.harness import wait_for
+from tests.raw import RawClient
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
     from pathlib import Path
 
     from runnerd.client.execs import Exec
     from tests.harness import RunnerdProcess
 
 READERS = 100
+SLOW_STARTS = """
+    from runnerd.daemon import running
+    original = running.Running._started
+    def later(self, message):
+        self._service.poller.call_at(time.monotonic() + 0.3, self, lambda: original(self, message))
+    import time
+    running.Running._started = later
+"""
 
 
 def bytes_of(handle: Exec) -> bytes:
@@ -108,3 +119,22 @@ def test_who_begins_behind_the_exit_is_told_so(runnerd_daemon: RunnerdProcess) -
     assert done.returncode == 125
     assert b"'x' had exited before the sequence asked for" in done.stderr
     assert runnerd_daemon.ctl("attach", "--tail", "x").returncode == 4
+
+
+def test_an_attach_behind_a_start_whose_client_left_meanwhile_opens_nothing(
+    start_daemon: Callable[..., RunnerdProcess],
+) -> None:
+    """It waits for the start; a reader made for a connection that is gone would never end.
+
+    The command would wait for it for ever, and its room among the subscriptions be lost.
+    """
+    daemon = start_daemon(**planted(SLOW_STARTS))
+    with RawClient(daemon.socket_path) as client:
+        with RawClient(daemon.socket_path) as leaving:
+            leaving.send("exec.start", exec_id="e", argv=["head", "-c", "1000000", "/dev/zero"])
+            leaving.send("exec.attach", exec_id="e", window_bytes=1)
+            wait_for(lambda: client.call("daemon.info")["live_execs"] == 1)
+        assert client.call("exec.wait", exec_id="e", timeout_s=20)["code"] == 0
+        assert client.call("daemon.info")["subscriptions"] == 0
+        assert client.call("exec.inspect", exec_id="e")["subscriptions"] == 0
+    assert log_lines(daemon, "stray_failure") == []

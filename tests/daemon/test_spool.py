@@ -497,10 +497,10 @@ def test_a_file_system_without_nameless_files_will_do(start_daemon: StartDaemon)
             import errno, os
             from runnerd.daemon import spool_file
             real = os.open
-            def refuse(path, flags, *more):
+            def refuse(path, flags, *more, **words):
                 if flags & os.O_TMPFILE == os.O_TMPFILE:
                     raise OSError(errno.EOPNOTSUPP, "Operation not supported")
-                return real(path, flags, *more)
+                return real(path, flags, *more, **words)
             spool_file.os = type("Os", (), {**vars(os), "open": staticmethod(refuse)})
         """)
     )

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from tests.harness import daemons
-from tests.hostile.sandbox import SETTINGS, Sandbox, sandboxes
+from tests.hostile.sandbox import SEPARATE, SETTINGS, Sandbox, sandboxes
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -34,3 +34,10 @@ def sandbox(
     """One in each setting, shared by the tests of a module: each leaves it as it was."""
     with daemons(tmp_path_factory.mktemp("shared")) as start, sandboxes(start) as make:
         yield make(request.param)
+
+
+@pytest.fixture(scope="module")
+def separate(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Sandbox]:
+    """One with separate users, shared likewise."""
+    with daemons(tmp_path_factory.mktemp("shared")) as start, sandboxes(start) as make:
+        yield make(SEPARATE)

@@ -23,6 +23,8 @@ PYTHON: Final = "/usr/bin/python3"  # a command's interpreter: every user can ge
 # Two for each sandbox alone: kill(-1) by one of these users must meet nobody else's process.
 _UIDS: Final = itertools.count(20_000_000 + os.getpid() % 10_000 * 1000, 2)
 
+_NUMBERS: Final = itertools.count(1)  # of execs: the next daemon remembers those of this one
+
 SEPARATE: Final = "separate users"
 """The daemon as root, each exec as an unprivileged user of its own."""
 OPEN: Final = "separate users, open socket"
@@ -125,6 +127,7 @@ class Sandbox:
         code: What is planted in the daemon: a gate taken off.
         state: Another state directory, or None for one in `place`.
         uid: The attacker's user: for a daemon after another one; None for one of its own.
+        hello: Whether we say hello at once; a test with a token does it itself.
         prepare: Called as root in the process that becomes the daemon.
 
     Attributes:
@@ -144,9 +147,10 @@ class Sandbox:
         code: str = "",
         state: Path | None = None,
         uid: int | None = None,
+        hello: bool = True,
         prepare: Callable[[], None] = lambda: None,
     ) -> None:
-        self._numbers = itertools.count(1)
+
         self.setting = setting
         self.place = place
         self.is_one_user = setting in (ONE, ONE_PID_1)
@@ -177,8 +181,10 @@ class Sandbox:
         self.pid = self.daemon.pid
         if self.is_pid_1:
             (self.pid,) = children(self.daemon.pid)
-        with self.connect() as client:
-            self.incarnation: str = client.hello["incarnation"]
+        self.incarnation = ""
+        if hello:
+            with self.connect() as client:
+                self.incarnation = client.hello["incarnation"]
 
     @property
     def socket_path(self) -> str:
@@ -190,7 +196,7 @@ class Sandbox:
 
     def new_id(self, name: str) -> str:
         """Return an exec id that no other test has used."""
-        return f"{name}-{next(self._numbers)}"
+        return f"{name}-{next(_NUMBERS)}"
 
     def user(self, *, other: bool = False) -> dict[str, str]:
         """Return the field of a start that makes it the attacker's, or the other's."""
@@ -242,6 +248,11 @@ class Sandbox:
             exec_id, argv = self.new_id("well"), ["sh", "-c", "exit 7"]
             client.call("exec.start", exec_id=exec_id, argv=argv, cwd="/", **self.user())
             assert client.call("exec.wait", exec_id=exec_id, until="closed")["code"] == 7
+
+    def wait_for_file(self, path: Path) -> str:
+        """Return what an attack has left in a file, once it is there."""
+        wait_for(path.exists, 20)
+        return path.read_text()
 
     def log(self, event: str) -> list[dict[str, Any]]:
         """Return the log's lines of one event."""
