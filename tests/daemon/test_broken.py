@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import base64
+import contextlib
 import os
 import signal
+import socket
 import sys
 import time
 from pathlib import Path
@@ -632,3 +634,46 @@ def test_what_is_forgotten_is_freed_without_the_collector(start_daemon: Start) -
         client.call("daemon.undrain")
     runnings = [line["runnings"] for line in log_lines(daemon, "counted")][-1]
     assert runnings <= 5 + 1
+
+
+def test_the_descriptor_kept_for_a_peer_too_many_is_taken_back_later(start_daemon: Start) -> None:
+    daemon = start_daemon(
+        **planted("""
+            import errno, os, socket
+            from runnerd.daemon import server
+            accept, shed, opened = socket.socket.accept, server.Server._shed, os.open
+            times = 1
+            def failing(self):
+                global times
+                found = accept(self)
+                if times:
+                    times = 0
+                    found[0].close()
+                    raise OSError(errno.EMFILE, "planted")
+                return found
+            socket.socket.accept = failing
+            def refusing(*args, **named):
+                raise OSError(errno.ENFILE, "planted")
+            def without(self, error):
+                os.open = refusing
+                shed(self, error)
+                os.open = opened
+            server.Server._shed = without
+        """)
+    )
+
+    def kept() -> int:
+        found = 0
+        for each in Path(f"/proc/{daemon.pid}/fd").iterdir():
+            with contextlib.suppress(FileNotFoundError):
+                found += str(each.readlink()) == "/dev/null"
+        return found
+
+    wait_for(lambda: len(descendants(daemon.pid)) == 6)  # three parked: the boot is over
+    with socket.socket(socket.AF_UNIX) as too_many:
+        too_many.connect(daemon.socket_path)
+        assert too_many.recv(1) == b""
+    wait_for(lambda: log_lines(daemon, "accept_failed"))
+    left = kept()
+    with RawClient(daemon.socket_path):
+        assert kept() == left + 1
