@@ -64,6 +64,7 @@ class Cancelling:
         """Nobody is there any more to be answered: leave nothing with the exec."""
         self._running.forget_end_waiter(self._on_end)
         self._call.connection.waiting.discard(self)
+        self._on_end = _nothing  # it holds us, and we the exec: nothing else would free it
 
     def check(self) -> None:
         """Answer if it is time, else wait on."""
@@ -128,6 +129,8 @@ class Waiting:
         self._call.connection.waiting.discard(self)
         if self._timer is not None:
             self._timer.cancel()
+        # They hold us, and we the exec: only the collector would free it.
+        self._on_exit, self._on_end = _told, _nothing
 
     def check(self) -> None:
         """Answer if it is time, else wait on."""
@@ -151,3 +154,11 @@ class Waiting:
         self._finish(
             RequestError("wait_timeout", f"exec '{self._running.exec.exec_id}' has not ended yet")
         )
+
+
+def _nothing() -> None:
+    """Take the place of a callback that is not called any more."""
+
+
+def _told(outcome: Exit | RequestError) -> None:
+    """Take the place of one that was told an outcome."""

@@ -217,6 +217,9 @@ class Outgoing:
                 self._wake_slow.set()
                 return False
             except OSError:
+                # For want of memory too, which passes: what would be written after what was lost
+                # here would be told as if it followed.
+                self._is_given_up = True
                 self._on_gone()
                 return False
             self.arrivals.written_bytes += sent

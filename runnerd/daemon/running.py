@@ -348,6 +348,16 @@ class Running:
             self._end_changed,
         )
 
+    def let_go(self) -> None:
+        """Part with its parts, once it is closed and forgotten.
+
+        They and it refer to each other: only the collector would free them, thousands of execs
+        later and all at once, while the loop stands still.
+        """
+        if not len(self.readers):  # one that still reads has need of them
+            self.exec.transcript.on_room = _nothing
+            del self.tree, self.streams, self.readers, self._timers, self._clocks
+
     # ------------------------------------------------------------------ ending
 
     def end(self, reason: Reason, grace_s: float | None = None) -> None:
@@ -448,3 +458,7 @@ class Running:
             self.end("internal", 0.0)
         if self.exec.state in (State.DRAINING, State.DRAINING_EMPTY) and self._strays <= _RETRIES:
             self._timers.arm("drain", time.monotonic(), self._drained)
+
+
+def _nothing() -> None:
+    """Take the place of a callback that nobody needs any more."""

@@ -62,6 +62,7 @@ class Server:
                 self._shed(error)
                 await trio.sleep(_BACK_OFF_S)
                 continue
+            self._take_reserve()
             self._admit(sock, nursery)
             await trio.lowlevel.checkpoint()
 
@@ -88,8 +89,12 @@ class Server:
             self._reserve = None
             with contextlib.suppress(OSError):
                 self._listening.accept()[0].close()
-        with contextlib.suppress(OSError):
-            self._reserve = os.open("/dev/null", os.O_RDONLY | os.O_CLOEXEC)
+        self._take_reserve()
+
+    def _take_reserve(self) -> None:
+        if self._reserve is None:
+            with contextlib.suppress(OSError):  # then with the next peer that there is room for
+                self._reserve = os.open("/dev/null", os.O_RDONLY | os.O_CLOEXEC)
 
     def _admit(self, sock: socket.socket, nursery: trio.Nursery) -> None:
         service, counters = self._service, self._service.counters

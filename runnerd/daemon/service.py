@@ -337,7 +337,9 @@ class Service:
 
     def _drop_expired(self) -> None:
         for past in self.registry.take_settled():
-            self.running.pop(past.exec_id, None)
+            running = self.running.pop(past.exec_id, None)
+            if running is not None:
+                running.let_go()
             self.journal.note(past)
         dropped = self.registry.take_dropped()
         if dropped:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fcntl
 import json
 import os
 import random
@@ -10,6 +11,7 @@ import signal
 import socket
 import subprocess
 import sys
+import termios
 import threading
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
@@ -102,6 +104,24 @@ def ends(peer: Peer) -> Iterator[tuple[Bridge, socket.socket]]:
 
 
 @pytest.fixture
+def on_a_socket(peer: Peer) -> Iterator[tuple[socket.socket, socket.socket, Any]]:
+    """A bridge with one socket for both streams, as connect_command gives it."""
+    ours, theirs = socket.socketpair()
+    theirs.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 8192)  # less than one read of it
+    ours.settimeout(20)
+    start = "from runnerd.ctl.main import script; script()"
+    words = [sys.executable, "-c", start, "--socket", peer.path, "bridge"]
+    process = subprocess.Popen(words, cwd=REPOSITORY, stdin=theirs.fileno(), stdout=theirs.fileno())
+    theirs.close()
+    connection = peer.accept()
+    yield ours, connection, process
+    connection.close()
+    ours.close()
+    process.kill()
+    process.wait(20)
+
+
+@pytest.fixture
 def bridge(runnerd_daemon: RunnerdProcess) -> Iterator[Bridge]:
     made = Bridge(runnerd_daemon.socket_path)
     yield made
@@ -149,6 +169,42 @@ def test_one_direction_that_is_stuck_does_not_hold_up_the_other(
 ) -> None:
     """Nobody reads its output, and it holds no more than one read: the sender has to wait."""
     bridge, connection = ends
+    connection.sendall(bytes(40_000))  # a pipe with room for some of the next read, not for all
+    wait_for(lambda: _unread(bridge.stdout.fileno()) == 40_000)
+    assert fill(connection) < 2 << 20, "so many bytes are held somewhere"
+    bridge.stdin.write(b"cancel")
+    assert received(connection, 6) == b"cancel"
+
+
+def test_nor_where_its_streams_are_a_socket(
+    on_a_socket: tuple[socket.socket, socket.socket, Any],
+) -> None:
+    ours, connection, _ = on_a_socket
+    assert fill(connection) < 2 << 20, "so many bytes are held somewhere"
+    ours.sendall(b"cancel")
+    assert received(connection, 6) == b"cancel"
+
+
+def test_all_that_a_client_left_behind_arrives(
+    on_a_socket: tuple[socket.socket, socket.socket, Any],
+) -> None:
+    """More than one read of it, from a client that has closed: the bridge ends only then."""
+    ours, connection, process = on_a_socket
+    os.kill(process.pid, signal.SIGSTOP)
+    ours.sendall(BIG[:150_000])
+    ours.close()
+    os.kill(process.pid, signal.SIGCONT)
+    assert received(connection, 150_000) == BIG[:150_000]
+    assert connection.recv(1) == b""
+    assert process.wait(20) == 0
+
+
+def _unread(descriptor: int) -> int:
+    return int.from_bytes(fcntl.ioctl(descriptor, termios.FIONREAD, bytes(4)), sys.byteorder)
+
+
+def fill(connection: socket.socket) -> int:
+    """Send until nothing more is taken; returns the bytes."""
     connection.setblocking(False)
     sent = 0
 
@@ -161,10 +217,8 @@ def test_one_direction_that_is_stuck_does_not_hold_up_the_other(
         return False
 
     wait_for(is_full)
-    assert sent < 2 << 20, f"{sent} bytes are held somewhere"
-    connection.setblocking(True)
-    bridge.stdin.write(b"cancel")
-    assert received(connection, 6) == b"cancel"
+    connection.settimeout(20)
+    return sent
 
 
 def _moves(connection: socket.socket) -> bool:

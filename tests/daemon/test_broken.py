@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import base64
+import contextlib
 import os
 import signal
+import socket
 import sys
 import time
 from pathlib import Path
@@ -13,7 +16,7 @@ import pytest
 
 from runnerd.daemon.poller import Poller
 from tests import needs
-from tests.daemon.looking import command_name, living, planted, seconds, shim_of, shims
+from tests.daemon.looking import command_name, living, log_lines, planted, seconds, shim_of, shims
 from tests.harness import RunnerdProcess, children, descendants, is_alive, wait_for
 from tests.raw import RawClient, RawError
 
@@ -556,3 +559,121 @@ def test_a_death_is_heard_of_where_the_kernel_has_no_buffer_for_a_wakeup(
         wait_for(lambda: client.call("daemon.info")["parked_shims"] == 3)
         wait_for(lambda: len(children(daemon.pid)) == 3)
         assert client.call("daemon.info")["stray_failures"] == 0
+
+
+def test_nothing_is_told_after_what_could_not_be_written(start_daemon: Start) -> None:
+    """The kernel may have no memory for one write and some for the next: a hole, and no gap."""
+    daemon = start_daemon(
+        **planted("""
+            import errno, socket
+            original, done = socket.socket.sendmsg, []
+            def failing(self, parts, *args):
+                if sum(map(len, parts)) > 20_000 and not done:
+                    done.append(1)
+                    raise OSError(errno.ENOMEM, "planted")
+                return original(self, parts, *args)
+            socket.socket.sendmsg = failing
+            from runnerd.daemon import connection
+            close = connection.Connection.close
+            def late(self):  # as it is where much else is ready
+                self._service.poller.call_at(time.monotonic() + 0.5, self._outgoing,
+                                             lambda: close(self))
+            import time
+            connection.Connection.close = late
+        """)
+    )
+    with RawClient(daemon.socket_path) as client:
+        script = "head -c 60000 /dev/zero; sleep 0.1; echo more"
+        client.call("exec.start", exec_id="e", argv=["sh", "-c", script], attach={})
+        client.read_to_end()
+        position = 0
+        for note in client.notes:  # what was written before, if anything, and no end of it
+            assert note["method"] == "exec.output"
+            assert note["params"]["offset"] == position
+            position += len(base64.b64decode(note["params"]["data"]))
+    with RawClient(daemon.socket_path) as client:
+        client.call("exec.attach", exec_id="e")
+        client.note("exec.exited", "e")
+        assert client.output("e") == bytes(60000) + b"more\n"
+
+
+def test_what_is_forgotten_is_freed_without_the_collector(start_daemon: Start) -> None:
+    """Its parts refer to each other; the collector would come thousands of execs later.
+
+    Then all of them would be freed at once, while the loop stands still, and until then they are
+    memory that no bound counts.
+    """
+    daemon = start_daemon(
+        "--finished-execs-max", "5",
+        **planted("""
+            import gc
+            from runnerd.daemon import methods
+            from runnerd.daemon.running import Running
+            original = methods.HANDLERS['daemon.undrain']
+            def count(call, params):
+                gc.disable()
+                found = sum(isinstance(each, Running) for each in gc.get_objects())
+                call.service.log.info('counted', runnings=found)
+                original(call, params)
+            methods.HANDLERS['daemon.undrain'] = count
+        """),
+    )  # fmt: skip
+    kinds: list[dict[str, object]] = [
+        {"attach": {}},
+        {"deadline_s": 60, "stall_s": 60, "orphan_ttl_s": 60},
+        {"stdin": "pipe", "sha256": True},
+        {"pty": {}, "attach": {"window_bytes": 1000}},
+        {"argv": ["sh", "-c", "sleep 0.05 & echo x"], "leftovers": "kill"},
+    ]
+    with RawClient(daemon.socket_path) as client:
+        client.call("daemon.undrain")  # from here on the collector rests
+        for number in range(25):
+            start = {"argv": ["echo", "x"]} | kinds[number % 5]
+            client.call("exec.start", exec_id=f"e{number}", **start)
+            client.call("exec.wait", exec_id=f"e{number}", until="closed")
+        client.call("daemon.undrain")
+    runnings = [line["runnings"] for line in log_lines(daemon, "counted")][-1]
+    assert runnings <= 5 + 1
+
+
+def test_the_descriptor_kept_for_a_peer_too_many_is_taken_back_later(start_daemon: Start) -> None:
+    daemon = start_daemon(
+        **planted("""
+            import errno, os, socket
+            from runnerd.daemon import server
+            accept, shed, opened = socket.socket.accept, server.Server._shed, os.open
+            times = 1
+            def failing(self):
+                global times
+                found = accept(self)
+                if times:
+                    times = 0
+                    found[0].close()
+                    raise OSError(errno.EMFILE, "planted")
+                return found
+            socket.socket.accept = failing
+            def refusing(*args, **named):
+                raise OSError(errno.ENFILE, "planted")
+            def without(self, error):
+                os.open = refusing
+                shed(self, error)
+                os.open = opened
+            server.Server._shed = without
+        """)
+    )
+
+    def kept() -> int:
+        found = 0
+        for each in Path(f"/proc/{daemon.pid}/fd").iterdir():
+            with contextlib.suppress(FileNotFoundError):
+                found += str(each.readlink()) == "/dev/null"
+        return found
+
+    wait_for(lambda: len(descendants(daemon.pid)) == 6)  # three parked: the boot is over
+    with socket.socket(socket.AF_UNIX) as too_many:
+        too_many.connect(daemon.socket_path)
+        assert too_many.recv(1) == b""
+    wait_for(lambda: log_lines(daemon, "accept_failed"))
+    left = kept()
+    with RawClient(daemon.socket_path):
+        assert kept() == left + 1
