@@ -28,6 +28,7 @@ from .cgroup import Leaves, end_stale
 from .leaf import Leaf
 from .log import Log
 from .poller import EPOLLIN, Poller
+from .shim_program import ShimProgram
 
 CONTROL_FD: Final = 3
 LIFELINE_FD: Final = 4
@@ -175,7 +176,7 @@ class ShimPool:
         self.by_pid: dict[int, Shim] = {}
         self.on_stray: Callable[[Exception], None] = lambda error: log.failure("stray", error)
         self._is_stopping = is_stopping
-        self._path = path
+        self._program = ShimProgram(path)
         self._lifeline = lifeline
         self._size = size
         self._leaves = leaves
@@ -284,11 +285,14 @@ class ShimPool:
                     folder = stack.enter_context(leaf.opened())
                     actions.append((os.POSIX_SPAWN_DUP2, folder, LEAF_FD))
                 pid = os.posix_spawn(
-                    self._path, ["runnerd-shim"], {}, file_actions=actions, setsigmask=[]
+                    self._program.path, ["runnerd-shim"], {}, file_actions=actions, setsigmask=[]
                 )
-            except OSError:
+            except OSError as error:
                 ours.close()
-                raise
+                if not self._program.give_up_copy(error):
+                    raise
+                self._log.warning("shim_copy_off", error=str(error))
+                return self._spawn_in(leaf)
         ours.setblocking(False)
         return Shim(pid, ours, self._poller, leaf)
 

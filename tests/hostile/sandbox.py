@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from tests import needs
-from tests.daemon.looking import PLANTED, log_lines, shims
+from tests.daemon.looking import PLANTED, command_name, log_lines, shims
 from tests.harness import REPOSITORY, RunnerdProcess, children, descendants, is_alive, wait_for
 from tests.raw import RawClient
 
@@ -262,8 +262,7 @@ class Sandbox:
         """Return the pids of all shims, parked ones too, as they are seen from here."""
         if not self.is_pid_1:
             return shims(self.daemon)
-        names = {pid: Path(f"/proc/{pid}/comm") for pid in children(self.pid)}
-        return {pid for pid, comm in names.items() if comm.read_text() == "runnerd-shim\n"}
+        return {pid for pid in children(self.pid) if command_name(pid) == "runnerd-shim"}
 
     def living(self) -> set[int]:
         """Return what lives below the daemon, as it is seen from here."""

@@ -139,3 +139,28 @@ def test_the_twin_that_does_not_hide_is_robbed(make_sandbox: Callable[..., Sandb
         assert every - daemon == {"attach"}
         assert every - command == OF_A_COMMAND
         client.call("daemon.stop")
+
+
+def test_a_shim_is_hidden_before_it_can_hide_itself(make_sandbox: Callable[..., Sandbox]) -> None:
+    """Its user may not read what is executed, so that the kernel hides it from its first moment."""
+    sandbox = make_sandbox(ONE)
+    shims = wait_for(lambda: found if len(found := sandbox.shims()) == 3 else None)
+    for pid in shims:
+        assert str(Path(f"/proc/{pid}/exe").readlink()) == "/memfd:runnerd-shim (deleted)"
+
+
+def test_where_memory_cannot_be_executed_a_shim_hides_itself_alone(
+    make_sandbox: Callable[..., Sandbox],
+) -> None:
+    refused = """
+real = os.posix_spawn
+def refuse(path, *words, **more):
+    if path.startswith("/proc/self/fd/"):
+        raise PermissionError(13, "Permission denied")
+    return real(path, *words, **more)
+os.posix_spawn = refuse
+"""
+    sandbox = make_sandbox(ONE, code=refused)
+    with sandbox.connect() as client:
+        sandbox.check_well(client)
+    assert len(sandbox.log("shim_copy_off")) == 1
