@@ -44,6 +44,7 @@ JOURNAL_WAIT_S: Final = 0.05  # a start waits for the journal at most this long
 FENCE_WAIT_S: Final = 1.0  # and so does a hello with a new fence: rare, and worse to forget
 CLAIM_WAIT_S: Final = 1.0  # likewise a claim
 PINS_MAX: Final = 16
+HELLO_BYTES_MAX: Final = 64 * KIB  # of a frame, as long as nobody knows who sends it
 
 
 class Bounds(msgspec.Struct, frozen=True, kw_only=True):
@@ -76,7 +77,9 @@ class Bounds(msgspec.Struct, frozen=True, kw_only=True):
     spool_total_bytes_max: int = 256 * MIB
     parked_shims: int = 3
     env_bytes_max: int = 1 * MIB
+    incoming_total_bytes_max: int = 32 * MIB
     outgoing_bytes_max: int = 8 * MIB
+    outgoing_total_bytes_max: int = 64 * MIB
     admit_memory_percent: int = 90
 
 
@@ -101,6 +104,7 @@ def limits_of(bounds: Bounds, *, has_spool: bool) -> Limits:
         spool_total_bytes=bounds.spool_total_bytes_max if has_spool else 0,
         labels=LABELS_MAX,
         env_bytes=bounds.env_bytes_max,
+        incoming_total_bytes=bounds.incoming_total_bytes_max,
         admit_memory_percent=bounds.admit_memory_percent,
         pins=PINS_MAX,
     )

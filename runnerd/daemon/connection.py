@@ -16,6 +16,7 @@ import msgspec
 import trio
 
 from runnerd.core.audit import AUDIT_ENTRY_BYTES, UNANSWERED, Asked
+from runnerd.core.bounds import HELLO_BYTES_MAX
 from runnerd.core.events import EventReader
 from runnerd.core.flow import Subscription
 from runnerd.protocol.answers import StoppingNote
@@ -68,7 +69,8 @@ class Connection:
         self._sock = sock
         self._outgoing = Outgoing(service, sock, self.number, self.close)
         self._refusal = refusal
-        self._splitter = FrameSplitter(service.bounds.frame_bytes_max)
+        self._splitter = FrameSplitter(HELLO_BYTES_MAX)
+        self._incoming_bytes = 0
         self._codec: Codec | None = None
         self.waiting: set[Waiting | Cancelling] = set()
         self._reserved = 0
@@ -96,6 +98,7 @@ class Connection:
 
     def _release(self) -> None:
         held = self._outgoing.closed()
+        self._service.counters.incoming_bytes -= self._incoming_bytes
         self._sock.close()
         self._service.counters.subscriptions -= self._reserved
         self._reserved = 0
@@ -140,10 +143,25 @@ class Connection:
                     if self.is_open:
                         hello_scope.deadline = float("inf")
                     await trio.lowlevel.checkpoint()
+                self._count_incoming()
         if hello_scope.cancelled_caught:
             self._service.refused("hello_required")
             error = RequestError(
                 "hello_required", f"no hello within {self._service.bounds.hello_s:g} s"
+            )
+            self._say_and_close(error)
+
+    def _count_incoming(self) -> None:
+        service, pending = self._service, self._splitter.pending_bytes
+        service.counters.incoming_bytes += pending - self._incoming_bytes
+        self._incoming_bytes = pending
+        most = service.bounds.incoming_total_bytes_max
+        if service.counters.incoming_bytes > most and pending > _READ_BYTES and not self._closing:
+            service.refused("busy")
+            error = RequestError(
+                "busy",
+                f"unfinished requests take more than {most} bytes; no further one is taken in",
+                retry_after_s=1.0,
             )
             self._say_and_close(error)
 
@@ -160,6 +178,8 @@ class Connection:
         # A turn, then others have theirs: one read may hold a thousand requests.
         until_s = time.monotonic() + _TURN_S
         while not self._closing and self._held is None and time.monotonic() < until_s:
+            if self.is_open:
+                self._splitter.frame_bytes_max = self._service.bounds.frame_bytes_max
             try:
                 payload = self._splitter.next_frame()
             except FramingError as error:

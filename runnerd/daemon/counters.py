@@ -44,6 +44,8 @@ class Counters:
 
     Attributes:
         leaf_oom_kills: OOM kills in the cgroups of execs that have exited.
+        incoming_bytes: Of unfinished requests, over all connections, now.
+        outgoing_bytes: Of answers that wait to be written, over all connections, now.
     """
 
     def __init__(self) -> None:
@@ -65,6 +67,8 @@ class Counters:
         self.connections_stuck = 0
         self.connections = 0
         self.subscriptions = 0
+        self.incoming_bytes = 0
+        self.outgoing_bytes = 0
         self.superseded = 0
         self.accept_failures = 0
         self.signals_refused = 0

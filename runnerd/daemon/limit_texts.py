@@ -36,8 +36,12 @@ LIMIT_TEXTS: Final = {
     "for one, about a millisecond",
     "env_bytes_max": "bytes that env.set may lay over the boot environment; more is refused "
     "(invalid_params)",
+    "incoming_total_bytes_max": "bytes of unfinished requests, over all connections; past it a "
+    "connection that goes on sending is told busy and closed",
     "outgoing_bytes_max": "bytes of answers waiting for a client that does not read them; then "
     "its connection is closed",
+    "outgoing_total_bytes_max": "the same over all connections; past it a client that asks on and "
+    "does not read has its connection closed",
     "admit_memory_percent": "percent of the memory limit in use, above which a start is refused "
     "(busy); 0: never",
 }

@@ -35,6 +35,7 @@ _TURN_EVENTS: Final = 64  # in one batch
 _IOV_MAX: Final = 256  # well under IOV_MAX, 1024, writev(2)
 _FLUSH_BATCHES: Final = 4  # in a row while no other bulk waits for its turn
 _BULK_BYTES: Final = 64 * 1024  # a batch of this or more: what follows waits for its turn
+_UNREAD_BYTES: Final = 64 * 1024  # what a client that reads has waiting at most, about
 
 
 class Outgoing:
@@ -92,14 +93,29 @@ class Outgoing:
         if self._is_given_up or self._sock.fileno() < 0:
             return
         self._outbox.append(message)
-        self._outbox_bytes += len(message)
-        if self._outbox_bytes > self._service.bounds.outgoing_bytes_max:
+        self._count_outbox(len(message))
+        if self._has_too_much():
             self._is_given_up = True  # a peer that asks and does not read
-            self._outbox.clear()
+            self._clear_outbox()
             self._service.counters.connections_stuck += 1
             self._on_gone()
             return
         self._service.poller.defer(self, self.flush)
+
+    def _count_outbox(self, more_bytes: int) -> None:
+        self._outbox_bytes += more_bytes
+        self._service.counters.outgoing_bytes += more_bytes
+
+    def _clear_outbox(self) -> None:
+        self._outbox.clear()
+        self._count_outbox(-self._outbox_bytes)
+
+    def _has_too_much(self) -> bool:
+        bounds, has_bytes = self._service.bounds, self._outbox_bytes
+        all_have_too_much = self._service.counters.outgoing_bytes > bounds.outgoing_total_bytes_max
+        return has_bytes > bounds.outgoing_bytes_max or (
+            all_have_too_much and has_bytes > _UNREAD_BYTES
+        )
 
     def open(self, subscription: Subscription, running: Running) -> None:
         """Take a subscription; `wake` says when it has something."""
@@ -292,7 +308,7 @@ class Outgoing:
         """The socket is about to be: let go of everything; returns the subscriptions still open."""
         self.arrivals.close()
         self._progress.set()
-        self._outbox.clear()
+        self._clear_outbox()
         self._rest.clear()
         held = list(self.subscriptions.values())
         for subscription, _ in held:
@@ -306,7 +322,7 @@ class Outgoing:
         size = 0
         while self._outbox and size < _BATCH_BYTES and len(batch) < _IOV_MAX:
             message = self._outbox.popleft()
-            self._outbox_bytes -= len(message)
+            self._count_outbox(-len(message))
             batch.append(message)
             size += len(message)
             self._batched_bytes += len(message)

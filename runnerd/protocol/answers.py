@@ -53,6 +53,7 @@ class Limits(msgspec.Struct, kw_only=True):
         spool_total_bytes: All transcripts on disk together.
         labels: Labels of one exec.
         env_bytes: Names and values set by env.set.
+        incoming_total_bytes: Unfinished requests, over all connections; 0 = no limit is known.
         pins: Pins at once.
         admit_memory_percent: The share of the memory limit above which starts are refused; 0 =
             none is.
@@ -78,6 +79,7 @@ class Limits(msgspec.Struct, kw_only=True):
     env_bytes: int
     admit_memory_percent: int = 0
     pins: int = 0
+    incoming_total_bytes: int = 0
 
 
 class Claim(msgspec.Struct, kw_only=True, frozen=True):

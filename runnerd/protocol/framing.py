@@ -45,7 +45,7 @@ class FrameSplitter:
     """Cut a byte stream into payloads.
 
     Args:
-        frame_bytes_max: The largest payload accepted, in bytes.
+        frame_bytes_max: The largest payload accepted, in bytes; may be changed between frames.
         encoding: The encoding, or None to let the first byte choose.
     """
 
@@ -53,7 +53,7 @@ class FrameSplitter:
         self, frame_bytes_max: int = FRAME_BYTES_MAX, encoding: Encoding | None = None
     ) -> None:
         self.encoding = encoding
-        self._frame_bytes_max = frame_bytes_max
+        self.frame_bytes_max = frame_bytes_max
         self._buffer = bytearray()
         self._start = 0
         self._searched = 0
@@ -110,7 +110,7 @@ class FrameSplitter:
         if len(self._buffer) - at < HEADER_BYTES:
             return None
         length = int.from_bytes(self._buffer[at : at + HEADER_BYTES], "big")
-        if length > self._frame_bytes_max:
+        if length > self.frame_bytes_max:
             raise self._too_large(f"{length} bytes")
         end = at + HEADER_BYTES + length
         if len(self._buffer) < end:
@@ -123,10 +123,10 @@ class FrameSplitter:
             end = self._buffer.find(b"\n", max(self._searched, self._start))
             if end < 0:
                 self._searched = len(self._buffer)
-                if self.pending_bytes > self._frame_bytes_max:
+                if self.pending_bytes > self.frame_bytes_max:
                     raise self._too_large(f"{self.pending_bytes} bytes or more")
                 return None
-            if end - self._start > self._frame_bytes_max:
+            if end - self._start > self.frame_bytes_max:
                 raise self._too_large(f"{end - self._start} bytes")
             line = bytes(memoryview(self._buffer)[self._start : end]).strip(_BLANK)
             self._start = self._searched = end + 1
@@ -134,7 +134,7 @@ class FrameSplitter:
                 return line
 
     def _too_large(self, size: str) -> FramingError:
-        return FramingError(f"frame of {size}; the most is {self._frame_bytes_max}", too_large=True)
+        return FramingError(f"frame of {size}; the most is {self.frame_bytes_max}", too_large=True)
 
 
 def frame(payload: bytes, encoding: Encoding) -> bytes:
