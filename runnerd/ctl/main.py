@@ -161,6 +161,9 @@ def main(words: Sequence[str] | None = None) -> int:
 
 def script() -> None:
     """Run as a program; does not return."""
+    # msgspec takes it where it is installed, by whatever else, and it takes a quarter of our time;
+    # typing has all that our messages need. None has its import fail, see importlib.
+    sys.modules.setdefault("typing_extensions", None)  # type: ignore[arg-type]
     code = main()
     try:
         if sys.stdout is not None:
