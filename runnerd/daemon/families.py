@@ -267,7 +267,7 @@ def daemon_families(the: Service) -> Iterator[Family]:
     yield Number("runnerd_log_lines_dropped", "Log lines lost.", the.log.dropped)
     yield Number(
         "runnerd_event_loop_lag_seconds",
-        "By how much the loop was late at most, in the last minute; looked at once a second.",
+        "By how much the loop was late at most, in the last minute, as far as it was looked at.",
         round(the.pulse.worst_lag_s(), 6),
         gauge=True,
     )

@@ -1,4 +1,4 @@
-"""Once a second: how late the loop is, and whether clients can still find the socket.
+"""A look each second, or every four while idle: how late the loop is, and is the socket there?
 
 A loop that is late is late for everything; by how much is measured by the timer itself. The
 socket's file is only looked for, with one lstat(2): where somebody has removed it, connections
@@ -22,8 +22,10 @@ if TYPE_CHECKING:
     from .service import Service
 
 PULSE_S: Final = 1.0
+IDLE_PULSE_S: Final = 4.0  # an idle sandbox is left asleep; a lost socket is bound within 5 s
 RECENT_S: Final = 60.0  # longer than from one look at health or scrape to the next, usually
-_LOOK_AT_JOURNAL_EVERY: Final = 10  # beats
+_IDLE_SHARE: Final = 0.01  # of a processor: who uses less is idle
+_LOOK_AT_JOURNAL_EVERY: Final = 3  # beats
 
 
 class Pulse:
@@ -54,8 +56,10 @@ class Pulse:
         self._log = log
         self._counters = counters
         self._listener = listener
-        self._lags_s: deque[float] = deque([0.0], maxlen=int(RECENT_S / PULSE_S))
+        self._lags_s: deque[tuple[float, float]] = deque()  # when, and by how much
         self._due_s = 0.0
+        self._armed_s = 0.0
+        self._cpu_s = 0.0
         self._beats = 0
         self._bound_again_s: float | None = None
         self._on_bound: Callable[[socket.socket], None] = lambda _socket: None
@@ -71,7 +75,8 @@ class Pulse:
 
     def worst_lag_s(self) -> float:
         """Return by how many seconds the loop was late at most, in the last minute."""
-        return max(self._lags_s)
+        since_s = time.monotonic() - RECENT_S
+        return max((lag_s for at_s, lag_s in self._lags_s if at_s >= since_s), default=0.0)
 
     def was_bound_again(self) -> bool:
         """Whether the socket's file was gone, in the last minute."""
@@ -79,11 +84,17 @@ class Pulse:
         return at_s is not None and time.monotonic() - at_s < RECENT_S
 
     def _arm(self) -> None:
-        self._due_s = time.monotonic() + PULSE_S
+        now_s, cpu_s = time.monotonic(), time.process_time()
+        is_idle = cpu_s - self._cpu_s < _IDLE_SHARE * (now_s - self._armed_s)
+        self._armed_s, self._cpu_s = now_s, cpu_s
+        self._due_s = now_s + (IDLE_PULSE_S if is_idle else PULSE_S)
         self._poller.call_at(self._due_s, self._service, self._beat)
 
     def _beat(self) -> None:
-        self._lags_s.append(max(0.0, time.monotonic() - self._due_s))
+        now_s = time.monotonic()
+        self._lags_s.append((now_s, max(0.0, now_s - self._due_s)))
+        while self._lags_s[0][0] < now_s - RECENT_S:
+            self._lags_s.popleft()
         self._arm()  # first: whatever becomes of this beat, there is a next one
         if self._service.registry.state == "stopping":
             return

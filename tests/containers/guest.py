@@ -49,12 +49,12 @@ _NOT_OF_THE_LIBRARY: Final = re.compile(
 )
 
 INIT: Final = """#!/bin/sh
-export PATH=/usr/sbin:/usr/bin:/sbin:/bin HOME=/root LANG=C.UTF-8 PYTHONPATH={repository}:/site
+export PATH=/usr/sbin:/usr/bin:/sbin:/bin HOME=/root LANG=C.UTF-8 PYTHONPATH=/checkout:/site
 mount -t proc proc /proc; mount -t sysfs sysfs /sys; mount -t devtmpfs dev /dev
 mkdir -p /dev/shm /dev/pts /run; ln -s /proc/self/fd /dev/fd
 mount -t tmpfs shm /dev/shm; mount -t devpts devpts /dev/pts; mount -t tmpfs run /run
 mount -t tmpfs -o mode=1777 tmp /tmp; mount -t cgroup2 cgroup2 /sys/fs/cgroup
-cd {repository}
+cd /checkout
 export CI=true RUNNERD_GUEST=1 RUNNERD_TEST_PATIENCE=10
 {python} -m pytest {options} {tests} 2>&1
 echo "{end}$?"
@@ -211,7 +211,7 @@ def _fill(archive: Archive, tests: str) -> None:
         archive.add(path)
     _add_checkout(archive)
     words = {"python": python, "options": _OPTIONS, "tests": tests, "end": END}
-    init = INIT.format(repository=REPOSITORY, **words)
+    init = INIT.format(**words)
     archive.text("init", init.encode(), stat.S_IFREG | 0o755)
     archive.close()
 
@@ -246,12 +246,12 @@ def _add_site(archive: Archive) -> list[Path]:
 
 
 def _add_checkout(archive: Archive) -> None:
-    archive.add(REPOSITORY / "pyproject.toml")
+    archive.add(REPOSITORY / "pyproject.toml", "checkout/pyproject.toml")
     for folder in (REPOSITORY / "runnerd", REPOSITORY / "tests"):
         compileall.compile_dir(folder, quiet=2)  # ten times faster here than in there
         for path in folder.rglob("*"):
             if path.is_file():
-                archive.add(path)
+                archive.add(path, f"checkout/{path.relative_to(REPOSITORY)}")
 
 
 def _libraries(elves: list[Path]) -> list[Path]:

@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     Start = Callable[..., RunnerdProcess]
 
 NOTICED_S = 5.0
-FAST = "from runnerd.daemon import pulse\npulse.PULSE_S = 0.1\n"
+FAST = "from runnerd.daemon import pulse\npulse.PULSE_S = pulse.IDLE_PULSE_S = 0.1\n"
 """A pulse that needs no second; one test has the real one."""
 
 
