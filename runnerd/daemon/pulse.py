@@ -24,8 +24,8 @@ if TYPE_CHECKING:
 PULSE_S: Final = 1.0
 IDLE_PULSE_S: Final = 4.0  # an idle sandbox is left asleep; a lost socket is bound within 5 s
 RECENT_S: Final = 60.0  # longer than from one look at health or scrape to the next, usually
-_IDLE_SHARE: Final = 0.01  # of a processor: who uses less is idle
-_LOOK_AT_JOURNAL_EVERY: Final = 3  # beats
+_IDLE_SHARE: Final = 0.05  # of a processor: who uses less is idle
+_LOOK_AT_JOURNAL_EVERY: Final = 10  # beats
 
 
 class Pulse:

@@ -18,7 +18,7 @@ import pytest
 
 from tests import needs
 from tests.containers.test_memory import EAT, LIMIT, MIB, inside
-from tests.daemon.looking import last_words, living, shim_of, shims
+from tests.daemon.looking import last_words, living, shim_of
 from tests.harness import RunnerdProcess, descendants, wait_for
 from tests.raw import RawClient, RawError
 
@@ -233,6 +233,10 @@ def test_at_the_memory_limit_the_lane_works(start_daemon: Start, make_group: Mak
 # --------------------------------------------------------------------------------------- storm
 
 
+def members(group: Path) -> set[int]:
+    return set(map(int, (group / "cgroup.procs").read_text().split()))
+
+
 def test_a_fork_storm_is_watched_ended_and_over_10_of_10(
     start_daemon: Start, make_group: MakeGroup
 ) -> None:
@@ -262,8 +266,7 @@ def test_a_fork_storm_is_watched_ended_and_over_10_of_10(
             assert rescued
             client.call("exec.wait", exec_id=exec_id, until="closed", timeout_s=10)
             longest_s = max(longest_s, time.monotonic() - deadline_s)
-            left = set(map(int, (group / "cgroup.procs").read_text().split()))
-            assert left <= {daemon.pid} | shims(daemon) | descendants(daemon.pid)
+            wait_for(lambda: members(group) <= {daemon.pid} | descendants(daemon.pid), 1)
             client.call("exec.start", exec_id=f"next{number}", argv=["true"])
             assert client.call("exec.wait", exec_id=f"next{number}")["code"] == 0
         assert client.call("daemon.info")["stray_failures"] == 0

@@ -44,9 +44,12 @@ def _nothing_left() -> Iterator[None]:
 
 
 def the_bridge(daemon: RunnerdProcess) -> int:
-    """Find the one bridge that runs."""
+    """Find the one bridge to it that runs."""
+    marks = (b"bridge", daemon.socket_path.encode())
     found: list[int] = wait_for(
-        lambda: [pid for pid in children() - {daemon.pid} if b"bridge" in _cmdline(pid)]
+        lambda: [
+            pid for pid in children() - {daemon.pid} if all(mark in _cmdline(pid) for mark in marks)
+        ]
     )
     assert len(found) == 1
     return found[0]

@@ -223,13 +223,13 @@ def test_what_is_no_scrape_is_told_so(metrics_daemon: RunnerdProcess) -> None:
         assert found.count(b"HTTP/1.1 ") <= 1
 
 
-def test_stuck_slow_and_flooding_clients_delay_no_command(metrics_daemon: RunnerdProcess) -> None:
+def test_stuck_slow_and_flooding_clients_delay_no_command(start_daemon: Start) -> None:
     """Silent ones, one byte at a time, readers that do not read, and as many requests as can be.
 
     Meanwhile commands start and answer, and neither memory nor descriptors grow. A flood costs
     processor time of its own, so starts are compared with starts beside one that runs idle.
     """
-    daemon = metrics_daemon
+    daemon = start_daemon(*ANY_PORT, "--finished-execs-max", "10")  # or those are what grows
     over = threading.Event()
     get(daemon)
     fds, rss = open_fds(daemon.pid), rss_bytes(daemon.pid)
