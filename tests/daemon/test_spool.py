@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import resource
 import subprocess
 import sys
@@ -114,8 +115,9 @@ def bytes_on_disk(client: RawClient) -> float:
 def spool_fd(daemon: RunnerdProcess) -> Path:
     """Return the way to the daemon's unlinked file."""
     for each in Path(f"/proc/{daemon.pid}/fd").iterdir():
-        if "/spool/#" in str(each.readlink()):
-            return each
+        with contextlib.suppress(FileNotFoundError):  # closed meanwhile
+            if "/spool/#" in str(each.readlink()):
+                return each
     raise AssertionError("no spool file is open")
 
 
