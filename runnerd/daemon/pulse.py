@@ -1,4 +1,7 @@
-"""A look each second, or every four while idle: how late the loop is, and is the socket there?
+"""A look each second, or every four while idle: how late is the loop, is the socket there?
+
+All that is looked at now and then is looked at here, dead children too (daemon/reaper.py), so that
+an idle daemon is woken by one timer and no other.
 
 A loop that is late is late for everything; by how much is measured by the timer itself. The
 socket's file is only looked for, with one lstat(2): where somebody has removed it, connections
@@ -96,6 +99,7 @@ class Pulse:
         while self._lags_s[0][0] < now_s - RECENT_S:
             self._lags_s.popleft()
         self._arm()  # first: whatever becomes of this beat, there is a next one
+        self._service.reaper.sweep()
         if self._service.registry.state == "stopping":
             return
         self._look_at_socket()

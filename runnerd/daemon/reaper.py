@@ -30,7 +30,6 @@ from .procfs import read_stat
 from .shims import ShimPool
 from .statuses import told_by_wait
 
-_SWEEP_S = 5.0  # a SIGCHLD cannot be lost, but a sweep costs nothing and needs no proof
 _CONTINUE_S = 0.05  # between a stop and CONT: a command that stops its shim for ever keeps us from
 # nothing else
 _WITHHELD_S = 0.1
@@ -71,8 +70,7 @@ class Reaper:
         self._when_open()
         self.reap()
         while True:
-            with trio.move_on_after(_SWEEP_S):
-                await trio.lowlevel.wait_readable(self._deaths)
+            await trio.lowlevel.wait_readable(self._deaths)
             with contextlib.suppress(BlockingIOError):
                 os.eventfd_read(self._deaths)
             self.reap()
@@ -81,6 +79,13 @@ class Reaper:
         # Anywhere in the loop's own code: it may not raise, and this write needs no memory.
         with contextlib.suppress(OSError):
             os.eventfd_write(self._deaths, 1)
+
+    def sweep(self) -> None:
+        """Look for dead children in the next turn, whether or not a signal told of them.
+
+        A SIGCHLD cannot be lost, but this costs nothing and needs no proof.
+        """
+        os.eventfd_write(self._deaths, 1)
 
     def reap(self) -> int:
         """Take the status of every child that has ended; returns how many."""
