@@ -21,7 +21,15 @@ from runnerd.core.life import TRANSITIONS, Event, State
 from runnerd.daemon.claim_file import ClaimRecord
 from runnerd.daemon.last_words import LastWords
 from runnerd.daemon.limit_texts import LIMIT_TEXTS
-from runnerd.protocol import answers, events, requests
+from runnerd.protocol import (
+    answers,
+    daemon_answers,
+    events,
+    exits,
+    notes,
+    requests,
+    sandbox_answers,
+)
 from runnerd.protocol.errors import KINDS, ErrorData
 from runnerd.protocol.schema import attributes, methods_table
 from tests.harness import REPOSITORY
@@ -33,7 +41,7 @@ _LEVELS: Final = {"debug": "debug", "info": "info", "warning": "warning", "failu
 # Limits as hello states them, by the option that sets them.
 _SAID_IN_HELLO: Final = {
     name if name in Bounds.__struct_fields__ else f"{name}_max": name
-    for name in (field.name for field in msgspec.structs.fields(answers.Limits))
+    for name in (field.name for field in msgspec.structs.fields(daemon_answers.Limits))
 }
 
 
@@ -187,23 +195,23 @@ _REQUESTS: Final = {
 }
 _PARTS: Final[tuple[type[msgspec.Struct], ...]] = (
     *dict.fromkeys(each for each in answers.ANSWERS.values() if each.__struct_fields__),
-    answers.Trouble,
-    answers.Limits,
-    answers.Claim,
-    answers.Pin,
-    answers.StreamCount,
-    answers.Oom,
-    answers.Phases,
-    answers.Closed,
-    answers.Receipt,
-    answers.ReceiptProcess,
-    answers.Survivor,
+    daemon_answers.Trouble,
+    daemon_answers.Limits,
+    sandbox_answers.Claim,
+    sandbox_answers.Pin,
+    exits.StreamCount,
+    exits.Oom,
+    exits.Phases,
+    exits.Closed,
+    exits.Receipt,
+    exits.ReceiptProcess,
+    exits.Survivor,
     answers.TerminalSize,
     answers.Usage,
     answers.ProcessInfo,
     answers.Holder,
-    answers.OomOrder,
-    answers.MemoryAdmission,
+    daemon_answers.OomOrder,
+    daemon_answers.MemoryAdmission,
     ErrorData,
 )
 
@@ -225,7 +233,7 @@ GENERATED: Final[dict[str, Callable[[], str]]] = {
     },
     **{
         f"fields of {method}": partial(fields_table, struct, request=False)
-        for method, struct in answers.NOTIFICATIONS.items()
+        for method, struct in notes.NOTIFICATIONS.items()
     },
     **{
         f"fields of {struct.__name__}": partial(fields_table, struct, request=False)

@@ -12,7 +12,7 @@ import time
 
 from runnerd.client.blocking import Client, connect
 from runnerd.client.errors import ConnectFailed, StreamLost
-from runnerd.protocol.answers import GapNote
+from runnerd.protocol.notes import GapNote
 
 
 def when_ready(socket: str, sandbox: subprocess.Popen[bytes]) -> Client:

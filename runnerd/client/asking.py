@@ -19,22 +19,15 @@ from typing import TYPE_CHECKING, Concatenate, Final, Literal, ParamSpec, TypeVa
 import msgspec
 
 from runnerd.protocol.answers import (
-    ActivityAnswer,
     CancelAnswer,
-    ClaimAnswer,
-    DaemonInfo,
     EnvAnswer,
     ExecInfo,
-    Exit,
-    HealthAnswer,
     ListAnswer,
-    MetricsAnswer,
-    PinAnswer,
     SignalAnswer,
     WriteAnswer,
 )
-from runnerd.protocol.errors import RequestError
-from runnerd.protocol.requests import (
+from runnerd.protocol.daemon_answers import DaemonInfo, HealthAnswer, MetricsAnswer
+from runnerd.protocol.daemon_requests import (
     DaemonDrain,
     DaemonHealth,
     DaemonInfoRequest,
@@ -42,6 +35,15 @@ from runnerd.protocol.requests import (
     DaemonStop,
     DaemonUndrain,
     EnvSet,
+    Ping,
+    SandboxActivity,
+    SandboxClaim,
+    SandboxPin,
+)
+from runnerd.protocol.errors import RequestError
+from runnerd.protocol.exits import Exit
+from runnerd.protocol.fields import Params
+from runnerd.protocol.requests import (
     ExecCancel,
     ExecForget,
     ExecInspect,
@@ -49,12 +51,8 @@ from runnerd.protocol.requests import (
     ExecResize,
     ExecSignal,
     ExecWait,
-    Params,
-    Ping,
-    SandboxActivity,
-    SandboxClaim,
-    SandboxPin,
 )
+from runnerd.protocol.sandbox_answers import ActivityAnswer, ClaimAnswer, PinAnswer
 
 from .errors import ClientTimeout, RemoteError
 from .requesting import CALL_TIMEOUT_S

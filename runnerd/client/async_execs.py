@@ -6,7 +6,9 @@ from typing import TYPE_CHECKING, Final, Literal
 
 import anyio
 
-from runnerd.protocol.answers import CancelAnswer, Exit, GapNote, OutputNote
+from runnerd.protocol.answers import CancelAnswer
+from runnerd.protocol.exits import Exit
+from runnerd.protocol.notes import GapNote, OutputNote
 
 from .asking import write_steps
 from .async_link import Bells

@@ -18,17 +18,11 @@ from typing import TYPE_CHECKING, Literal, TypeVar
 import anyio
 import msgspec
 
-from runnerd.protocol.answers import (
-    HelloAnswer,
-    OutputNote,
-)
-from runnerd.protocol.requests import (
-    EventsSubscribe,
-    ExecAttach,
-    ExecCancel,
-    ExecStart,
-    Params,
-)
+from runnerd.protocol.daemon_answers import HelloAnswer
+from runnerd.protocol.daemon_requests import EventsSubscribe
+from runnerd.protocol.fields import Params
+from runnerd.protocol.notes import OutputNote
+from runnerd.protocol.requests import ExecAttach, ExecCancel, ExecStart
 
 from .asking import Requests, asynchronous
 from .async_execs import AsyncExec

@@ -11,14 +11,10 @@ from typing import TYPE_CHECKING, Literal, TypeVar
 
 import msgspec
 
-from runnerd.protocol.answers import (
-    HelloAnswer,
-    OutputNote,
-)
-from runnerd.protocol.requests import (
-    EventsSubscribe,
-    Params,
-)
+from runnerd.protocol.daemon_answers import HelloAnswer
+from runnerd.protocol.daemon_requests import EventsSubscribe
+from runnerd.protocol.fields import Params
+from runnerd.protocol.notes import OutputNote
 
 from .asking import Requests, blocking
 from .errors import ClientTimeout

@@ -22,26 +22,19 @@ from typing import TYPE_CHECKING, Final, Literal
 
 import msgspec
 
-from runnerd.protocol.answers import (
-    AttachAnswer,
-    ClosedNote,
-    HelloAnswer,
-    OutputNote,
-    StartAnswer,
-    StoppingNote,
-    SupersededNote,
-)
+from runnerd.protocol.answers import AttachAnswer, StartAnswer
+from runnerd.protocol.daemon_answers import HelloAnswer
+from runnerd.protocol.daemon_requests import EventsSubscribe, Hello
 from runnerd.protocol.events import EventNote, EventsAnswer
 from runnerd.protocol.framing import Encoding
+from runnerd.protocol.notes import ClosedNote, OutputNote, StoppingNote, SupersededNote
 from runnerd.protocol.requests import (
     PROTOCOL_VERSIONS,
     Attach,
-    EventsSubscribe,
     ExecAck,
     ExecAttach,
     ExecDetach,
     ExecStart,
-    Hello,
 )
 
 from .errors import (
@@ -57,7 +50,7 @@ from .session import Answer, Event, Failure, Session, SubscriptionNote
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from runnerd.protocol.requests import Params
+    from runnerd.protocol.fields import Params
 
     from .subscription import Subscription
 

@@ -4,13 +4,9 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Literal
 
-from runnerd.protocol.answers import (
-    CancelAnswer,
-    Exit,
-    GapNote,
-    OutputNote,
-    SignalAnswer,
-)
+from runnerd.protocol.answers import CancelAnswer, SignalAnswer
+from runnerd.protocol.exits import Exit
+from runnerd.protocol.notes import GapNote, OutputNote
 
 from .asking import write_steps
 from .errors import ClientError

@@ -10,21 +10,16 @@ from typing import TYPE_CHECKING, Final
 
 import msgspec
 
-from runnerd.protocol.answers import (
-    ClosedNote,
-    Exit,
-    ExitedNote,
-    GapNote,
-    OutputNote,
-    StartAnswer,
-    SupersededNote,
-)
+from runnerd.protocol.answers import StartAnswer
+from runnerd.protocol.exits import Exit
+from runnerd.protocol.notes import ClosedNote, ExitedNote, GapNote, OutputNote, SupersededNote
 
 from .errors import ClientError, ExitPassed, OutputOverflow, Superseded
 from .pending import QUEUE_BYTES_MAX, Unfollowed
 
 if TYPE_CHECKING:
-    from runnerd.protocol.answers import AttachAnswer, Closed
+    from runnerd.protocol.answers import AttachAnswer
+    from runnerd.protocol.exits import Closed
 
     from .routing import Record, Router
 

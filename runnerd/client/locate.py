@@ -6,7 +6,7 @@ import os
 import socket
 from typing import TYPE_CHECKING, Final, Protocol
 
-from runnerd.protocol.requests import TOKEN_CHARS_MAX
+from runnerd.protocol.fields import TOKEN_CHARS_MAX
 
 from .errors import ConnectFailed, TokenUnreadable
 

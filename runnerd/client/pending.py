@@ -17,8 +17,8 @@ from .repeating import REPEATS, Repeat, may_repeat
 from .session import Answer, Failure
 
 if TYPE_CHECKING:
-    from runnerd.protocol.answers import OutputNote
-    from runnerd.protocol.requests import Params
+    from runnerd.protocol.fields import Params
+    from runnerd.protocol.notes import OutputNote
 
     from .subscription import Subscription
 

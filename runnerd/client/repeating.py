@@ -14,12 +14,13 @@ from __future__ import annotations
 from enum import Enum
 from typing import TYPE_CHECKING, Final
 
-from runnerd.protocol.requests import ExecStart, ExecWrite, SandboxClaim
+from runnerd.protocol.daemon_requests import SandboxClaim
+from runnerd.protocol.requests import ExecStart, ExecWrite
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from runnerd.protocol.requests import Params
+    from runnerd.protocol.fields import Params
 
 BACKOFF_FIRST_S: Final = 0.5
 BACKOFF_MAX_S: Final = 8.0

@@ -10,8 +10,9 @@ from typing import TYPE_CHECKING, Final, Literal
 
 import msgspec
 
-from runnerd.protocol.answers import AttachAnswer, Exit, StartAnswer
+from runnerd.protocol.answers import AttachAnswer, StartAnswer
 from runnerd.protocol.errors import RequestError
+from runnerd.protocol.exits import Exit
 from runnerd.protocol.requests import Attach, ExecAttach, ExecStart
 
 from .errors import ClientTimeout, RemoteError
@@ -21,7 +22,8 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
     from typing import TypedDict
 
-    from runnerd.protocol.requests import Pty, RlimitValue
+    from runnerd.protocol.fields import RlimitValue
+    from runnerd.protocol.requests import Pty
 
     class StartFields(TypedDict, total=False):
         """The fields of exec.start but argv and attach; see ExecStart."""

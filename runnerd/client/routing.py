@@ -9,16 +9,9 @@ from __future__ import annotations
 from collections import deque
 from typing import TYPE_CHECKING
 
-from runnerd.protocol.answers import (
-    AttachAnswer,
-    ClosedNote,
-    OutputNote,
-    StartAnswer,
-    StoppingNote,
-    SupersededNote,
-    WriteAnswer,
-)
+from runnerd.protocol.answers import AttachAnswer, StartAnswer, WriteAnswer
 from runnerd.protocol.events import EventsAnswer
+from runnerd.protocol.notes import ClosedNote, OutputNote, StoppingNote, SupersededNote
 
 from .conversation import Conversation, Occurrence
 from .errors import ClientError, OutputOverflow
@@ -28,7 +21,7 @@ from .session import Answer, Failure, SubscriptionNote
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from runnerd.protocol.requests import Params
+    from runnerd.protocol.fields import Params
 
     from .feeding import StdinFeeder
 

@@ -17,23 +17,21 @@ from typing import TYPE_CHECKING, Final
 
 import msgspec
 
-from runnerd.protocol.answers import (
-    ANSWERS,
+from runnerd.protocol.answers import ANSWERS, AttachAnswer, StartAnswer
+from runnerd.protocol.codec import Codec
+from runnerd.protocol.errors import invalid
+from runnerd.protocol.events import EventNote, EventsAnswer
+from runnerd.protocol.framing import Encoding, FrameSplitter, FramingError
+from runnerd.protocol.notes import (
     NOTIFICATIONS,
-    AttachAnswer,
     ClosedNote,
     ExitedNote,
     GapNote,
     HeartbeatNote,
     OutputNote,
-    StartAnswer,
     StoppingNote,
     SupersededNote,
 )
-from runnerd.protocol.codec import Codec
-from runnerd.protocol.errors import invalid
-from runnerd.protocol.events import EventNote, EventsAnswer
-from runnerd.protocol.framing import Encoding, FrameSplitter, FramingError
 from runnerd.protocol.requests import METHODS, ExecAck, ExecAttach, ExecDetach, ExecStart
 
 from .errors import ClientError, ProtocolViolation, RemoteError, StreamLost
@@ -41,7 +39,7 @@ from .subscription import EventChecks, Subscription
 
 if TYPE_CHECKING:
     from runnerd.protocol.codec import Incoming
-    from runnerd.protocol.requests import Params
+    from runnerd.protocol.fields import Params
 
 # An answer may be larger than any request the daemon takes: a list of a thousand execs, each
 # with its argv. The bound is only there so that a stray length cannot ask for gigabytes.

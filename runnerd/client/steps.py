@@ -17,7 +17,7 @@ from .errors import ClientError
 if TYPE_CHECKING:
     from typing import Protocol
 
-    from runnerd.protocol.requests import Params
+    from runnerd.protocol.fields import Params
 
     class Caller(Protocol):
         """A client that waits in its thread."""

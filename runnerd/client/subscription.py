@@ -22,14 +22,8 @@ if TYPE_CHECKING:
     import hashlib
     from collections.abc import Iterable
 
-    from runnerd.protocol.answers import (
-        ClosedNote,
-        ExitedNote,
-        GapNote,
-        HeartbeatNote,
-        OutputNote,
-    )
     from runnerd.protocol.events import EventNote
+    from runnerd.protocol.notes import ClosedNote, ExitedNote, GapNote, HeartbeatNote, OutputNote
 
 
 class Subscription:

@@ -12,8 +12,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Final, NamedTuple
 
-from runnerd.protocol.answers import IdleReason, Pin
 from runnerd.protocol.errors import RequestError
+from runnerd.protocol.sandbox_answers import IdleReason, Pin
 
 from .bounds import PINS_MAX
 

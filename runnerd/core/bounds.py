@@ -9,8 +9,8 @@ from typing import Final
 
 import msgspec
 
-from runnerd.protocol.answers import Limits
-from runnerd.protocol.requests import LABELS_MAX
+from runnerd.protocol.daemon_answers import Limits
+from runnerd.protocol.fields import LABELS_MAX
 
 KIB: Final = 1024
 MIB: Final = 1024 * KIB
@@ -48,7 +48,7 @@ HELLO_BYTES_MAX: Final = 64 * KIB  # of a frame, as long as nobody knows who sen
 
 
 class Bounds(msgspec.Struct, frozen=True, kw_only=True):
-    """The limits in force. Units are in the names; see Limits in protocol/answers.py.
+    """The limits in force. Units are in the names; see Limits in protocol/daemon_answers.py.
 
     Attributes:
         live_execs_max: min(1024, (hard nofile - 128) / 6): a live exec holds a control socket,

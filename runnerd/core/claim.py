@@ -13,8 +13,8 @@ from typing import Literal, NamedTuple
 
 import msgspec
 
-from runnerd.protocol.answers import Claim
 from runnerd.protocol.errors import RequestError
+from runnerd.protocol.sandbox_answers import Claim
 
 UNKNOWN = Claim(owner=None, claimed_at=None, incarnation=None, fence=None)
 """It is claimed, and nobody can tell any more by whom."""

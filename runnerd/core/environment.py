@@ -9,8 +9,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Final
 
+from runnerd.protocol.daemon_requests import EnvSet
 from runnerd.protocol.errors import invalid
-from runnerd.protocol.requests import EnvSet
 
 _PER_NAME_BYTES: Final = 2  # the "=" and the NUL, as execve(2) counts
 

@@ -12,16 +12,8 @@ from typing import Final, Literal, NamedTuple
 
 import msgspec
 
-from runnerd.protocol.answers import (
-    Closed,
-    Exit,
-    Phases,
-    Reason,
-    Receipt,
-    StreamCount,
-    Survivor,
-    TerminalSize,
-)
+from runnerd.protocol.answers import TerminalSize
+from runnerd.protocol.exits import Closed, Exit, Phases, Reason, Receipt, StreamCount, Survivor
 from runnerd.protocol.requests import ExecStart
 
 from .bounds import DRAIN_S

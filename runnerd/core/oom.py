@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from runnerd.protocol.answers import Oom
+from runnerd.protocol.exits import Oom
 
 SIGKILL = 9
 

@@ -12,7 +12,8 @@ from typing import Any, Final, NamedTuple
 
 import msgspec
 
-from runnerd.protocol.answers import Closed, Exit, Oom, Phases, StreamCount, TranscriptState
+from runnerd.protocol.answers import TranscriptState
+from runnerd.protocol.exits import Closed, Exit, Oom, Phases, StreamCount
 
 
 class Past(msgspec.Struct, kw_only=True):

@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     import argparse
     from collections.abc import Iterator, Sequence
 
-    from runnerd.protocol.answers import ActivityAnswer
+    from runnerd.protocol.sandbox_answers import ActivityAnswer
 
 EPILOG: Final = """\
 Live execs, attached clients and pins keep a sandbox from being idle; with --if-idle-for so does

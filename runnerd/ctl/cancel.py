@@ -14,7 +14,8 @@ if TYPE_CHECKING:
     import argparse
     from collections.abc import Iterator
 
-    from runnerd.protocol.answers import CancelAnswer, Receipt
+    from runnerd.protocol.answers import CancelAnswer
+    from runnerd.protocol.exits import Receipt
 
 EPILOG: Final = """\
 TERM to every process of the exec, KILL after the grace to what is left, and a receipt of what

@@ -12,7 +12,7 @@ from .reaching import where
 if TYPE_CHECKING:
     import argparse
 
-    from runnerd.protocol.answers import Claim
+    from runnerd.protocol.sandbox_answers import Claim
 
 EPILOG: Final = """\
 Needs --fence. Of any number who claim a sandbox with --expect unclaimed exactly one succeeds; the

@@ -19,7 +19,8 @@ from typing import TYPE_CHECKING, Final
 
 if TYPE_CHECKING:
     from runnerd.client.errors import ClientError, StreamLost
-    from runnerd.protocol.answers import Exit, GapNote
+    from runnerd.protocol.exits import Exit
+    from runnerd.protocol.notes import GapNote
 
 REFUSED: Final = 125
 CANNOT_EXECUTE: Final = 126

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     import argparse
     from typing import Literal
 
-    from runnerd.protocol.answers import Trouble
+    from runnerd.protocol.daemon_answers import Trouble
 
 EPILOG: Final = """\
 Prints one line: ready, draining or stopping, and behind it what works worse than it should.

@@ -13,7 +13,7 @@ from .reaching import where
 if TYPE_CHECKING:
     import argparse
 
-    from runnerd.protocol.answers import DaemonInfo
+    from runnerd.protocol.daemon_answers import DaemonInfo
 
 EPILOG: Final = """\
 examples:

@@ -24,7 +24,8 @@ from typing import TYPE_CHECKING, Final
 
 from runnerd.client.errors import Ambiguous, ClientError
 from runnerd.client.feeding import ROOM_WAIT_S, WRITE_BYTES_MAX, StdinFeeder
-from runnerd.protocol.answers import AttachAnswer, ExitedNote, StartAnswer
+from runnerd.protocol.answers import AttachAnswer, StartAnswer
+from runnerd.protocol.notes import ExitedNote
 from runnerd.protocol.requests import ExecDetach, ExecResize, ExecSignal, ExecStart, ExecWrite
 
 from .detaching import DetachScanner
@@ -40,8 +41,9 @@ if TYPE_CHECKING:
     from runnerd.client.conversation import Occurrence
     from runnerd.client.errors import StreamLost
     from runnerd.client.session import Answer, Failure
-    from runnerd.protocol.answers import OutputNote, WriteAnswer
-    from runnerd.protocol.requests import Params
+    from runnerd.protocol.answers import WriteAnswer
+    from runnerd.protocol.fields import Params
+    from runnerd.protocol.notes import OutputNote
 
 RECENT_BYTES: Final = 64 * 1024
 _KEYS_WAITING_MAX: Final = 1024 * 1024

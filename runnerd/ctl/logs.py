@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Final
 
 from runnerd.client.blocking import connect
 from runnerd.client.following import record_seq
-from runnerd.protocol.answers import GapNote
+from runnerd.protocol.notes import GapNote
 
 from .endings import say_gap, say_reconnecting
 from .passing import DESCRIPTORS, open_standard_streams
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
 
     from runnerd.client.execs import Exec
-    from runnerd.protocol.answers import OutputNote
+    from runnerd.protocol.notes import OutputNote
 
     Record = OutputNote | GapNote
 

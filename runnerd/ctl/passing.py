@@ -32,17 +32,9 @@ from runnerd.client.errors import ExitPassed, Superseded
 from runnerd.client.feeding import StdinFeeder
 from runnerd.client.pending import Unfollowed
 from runnerd.client.session import Answer, Failure
-from runnerd.protocol.answers import (
-    AttachAnswer,
-    ClosedNote,
-    Exit,
-    ExitedNote,
-    GapNote,
-    OutputNote,
-    StartAnswer,
-    SupersededNote,
-    WriteAnswer,
-)
+from runnerd.protocol.answers import AttachAnswer, StartAnswer, WriteAnswer
+from runnerd.protocol.exits import Exit
+from runnerd.protocol.notes import ClosedNote, ExitedNote, GapNote, OutputNote, SupersededNote
 from runnerd.protocol.requests import ExecCancel, ExecSignal, ExecStart
 
 from .endings import REFUSED, SIGNAL_BASE, exit_code, say, say_gap, say_reconnecting
@@ -53,7 +45,7 @@ if TYPE_CHECKING:
     from runnerd.client.blocking import Client
     from runnerd.client.conversation import Occurrence
     from runnerd.client.errors import StreamLost
-    from runnerd.protocol.requests import Params
+    from runnerd.protocol.fields import Params
 
 PASSED_SIGNALS: Final = (
     signal.SIGTERM,

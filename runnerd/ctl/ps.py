@@ -15,7 +15,8 @@ if TYPE_CHECKING:
     import argparse
 
     from runnerd.client.blocking import Client
-    from runnerd.protocol.answers import ExecInfo, Exit, ProcessInfo
+    from runnerd.protocol.answers import ExecInfo, ProcessInfo
+    from runnerd.protocol.exits import Exit
 
 TREE_HEAD: Final = ("ID", "STATE", "PID", "UID", "THREADS", "RSS", "CPU", "COMMAND")
 

@@ -19,7 +19,8 @@ if TYPE_CHECKING:
 
     from runnerd.client.blocking import Client
     from runnerd.client.errors import StreamLost
-    from runnerd.protocol.requests import Pty, RlimitValue
+    from runnerd.protocol.fields import RlimitValue
+    from runnerd.protocol.requests import Pty
 
 EPILOG: Final = """\
 The command's bytes pass straight through on both streams, and its exit code is the exit code:

@@ -16,7 +16,8 @@ import tty
 from typing import TYPE_CHECKING, Final
 
 from runnerd.client.errors import ClientError
-from runnerd.protocol.requests import TERM_CHARS_MAX, Pty
+from runnerd.protocol.fields import TERM_CHARS_MAX
+from runnerd.protocol.requests import Pty
 
 if TYPE_CHECKING:
     from collections.abc import Callable

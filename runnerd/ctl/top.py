@@ -16,7 +16,8 @@ from .reaching import where
 if TYPE_CHECKING:
     import argparse
 
-    from runnerd.protocol.answers import DaemonInfo, ExecInfo
+    from runnerd.protocol.answers import ExecInfo
+    from runnerd.protocol.daemon_answers import DaemonInfo
 
 HEAD: Final = ("ID", "STATE", "AGE", "PROCS", "RSS", "CPU%", "OUTPUT", "COMMAND")
 HOME_AND_CLEAR: Final = "\x1b[H\x1b[J"  # ECMA-48: cursor to the corner, erase what is below it

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Final, NamedTuple
 
 from runnerd.core.admission import MemoryUse
-from runnerd.protocol.answers import MemoryAdmission
+from runnerd.protocol.daemon_answers import MemoryAdmission
 
 from .memory import V1_UNLIMITED, Cgroup
 

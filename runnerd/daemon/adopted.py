@@ -27,7 +27,7 @@ from typing import Final, Literal, NamedTuple
 
 from runnerd.core.bounds import KILL_ROUNDS_S
 from runnerd.core.execs import Exec
-from runnerd.protocol.answers import ReceiptProcess, Survivor
+from runnerd.protocol.exits import ReceiptProcess, Survivor
 
 from .ending import LISTED_MAX, receipt_of
 from .leaf import Leaf

@@ -21,8 +21,8 @@ import msgspec
 from msgspec import Meta
 
 from runnerd.core.claim import UNKNOWN, Standing
-from runnerd.protocol.answers import Claim
-from runnerd.protocol.requests import OWNER_CHARS_MAX
+from runnerd.protocol.fields import OWNER_CHARS_MAX
+from runnerd.protocol.sandbox_answers import Claim
 
 NAME: Final = "claim.json"
 _FRESH: Final = ".claim.json.new"

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Final
 
 from runnerd.core.bounds import CLAIM_WAIT_S
 from runnerd.core.claim import Ownership, Taken
-from runnerd.protocol.requests import SandboxClaim
+from runnerd.protocol.daemon_requests import SandboxClaim
 
 from .claim_file import NAME, FoundClaim, write_claim
 from .disk import Disk

@@ -7,7 +7,7 @@ import time
 from collections.abc import Callable
 
 from runnerd.core.clocks import Clocks
-from runnerd.protocol.answers import Reason
+from runnerd.protocol.exits import Reason
 
 from .freezes import Freezes
 from .poller import Owner, Poller

@@ -19,11 +19,12 @@ from runnerd.core.audit import AUDIT_ENTRY_BYTES, UNANSWERED, Asked
 from runnerd.core.bounds import HELLO_BYTES_MAX
 from runnerd.core.events import EventReader
 from runnerd.core.flow import Subscription
-from runnerd.protocol.answers import StoppingNote
 from runnerd.protocol.codec import Codec, Request, RequestId
 from runnerd.protocol.errors import RequestError
+from runnerd.protocol.fields import Params
 from runnerd.protocol.framing import Encoding, FrameSplitter, FramingError
-from runnerd.protocol.requests import ExecWrite, Params
+from runnerd.protocol.notes import StoppingNote
+from runnerd.protocol.requests import ExecWrite
 
 from .access import Peer
 from .arrivals import has_hung_up

@@ -13,7 +13,7 @@ from typing import Final, Literal
 
 from runnerd.core.bounds import END_RECEIPT_S, KILL_ROUNDS_S
 from runnerd.core.execs import Exec
-from runnerd.protocol.answers import Receipt, ReceiptProcess, Survivor
+from runnerd.protocol.exits import Receipt, ReceiptProcess, Survivor
 from runnerd.protocol.shimwire import Ending, Killed, Killing, SignalledProcess, Survivors, Termed
 
 from .poller import Owner, Poller, Timer

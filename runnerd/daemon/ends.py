@@ -7,8 +7,9 @@ import time
 from runnerd.core.life import State
 from runnerd.core.past import Past
 from runnerd.core.remembered import check_owner, lost
-from runnerd.protocol.answers import CancelAnswer, Exit
+from runnerd.protocol.answers import CancelAnswer
 from runnerd.protocol.errors import RequestError
+from runnerd.protocol.exits import Exit
 from runnerd.protocol.requests import ExecCancel, ExecWait
 
 from .calls import Call

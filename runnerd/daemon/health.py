@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Final
 
-from runnerd.protocol.answers import HealthAnswer, Trouble, TroubleKind
+from runnerd.protocol.daemon_answers import HealthAnswer, Trouble, TroubleKind
 
 if TYPE_CHECKING:
     from .service import Service

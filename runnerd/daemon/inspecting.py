@@ -9,7 +9,9 @@ from typing import TYPE_CHECKING, Final
 
 from runnerd.core.life import State
 from runnerd.core.past import Past
-from runnerd.protocol.answers import DaemonInfo, ExecInfo, Exit, Holder, StartAnswer, Usage
+from runnerd.protocol.answers import ExecInfo, Holder, StartAnswer, Usage
+from runnerd.protocol.daemon_answers import DaemonInfo
+from runnerd.protocol.exits import Exit
 from runnerd.protocol.requests import PROTOCOL_VERSIONS
 
 from .linux import PR_GET_DUMPABLE, prctl

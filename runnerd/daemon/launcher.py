@@ -11,8 +11,9 @@ from typing import Final, NamedTuple
 
 from runnerd.core.environment import Environment, joined
 from runnerd.protocol.errors import RequestError
+from runnerd.protocol.fields import PRIVATE_PREFIX, RLIMITS, rlimit_number
 from runnerd.protocol.job import Job, pack_job
-from runnerd.protocol.requests import PRIVATE_PREFIX, RLIMITS, ExecStart, rlimit_number
+from runnerd.protocol.requests import ExecStart
 
 from .pipes import Pipes, Streams
 from .shims import Shim, ShimPool

@@ -16,7 +16,7 @@ import os
 from pathlib import Path
 from typing import Final, Literal, NamedTuple
 
-from runnerd.protocol.answers import OomOrder
+from runnerd.protocol.daemon_answers import OomOrder
 
 from .linux import CAP_SYS_RESOURCE, has_capability
 

@@ -21,7 +21,6 @@ from runnerd.protocol.answers import (
     Empty,
     EnvAnswer,
     ExecInfo,
-    HelloAnswer,
     ListAnswer,
     SignalAnswer,
     StartAnswer,
@@ -29,13 +28,14 @@ from runnerd.protocol.answers import (
     WriteAnswer,
 )
 from runnerd.protocol.codec import Codec, Request
+from runnerd.protocol.daemon_answers import HelloAnswer
+from runnerd.protocol.daemon_requests import DaemonMetrics, EnvSet, Hello
 from runnerd.protocol.errors import RequestError
+from runnerd.protocol.fields import NoParams, Params
 from runnerd.protocol.requests import (
     METHODS,
     PROTOCOL_VERSIONS,
     Attach,
-    DaemonMetrics,
-    EnvSet,
     ExecAck,
     ExecAttach,
     ExecDetach,
@@ -46,9 +46,6 @@ from runnerd.protocol.requests import (
     ExecSignal,
     ExecStart,
     ExecWrite,
-    Hello,
-    NoParams,
-    Params,
 )
 
 from .attaching import subscribe

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any, Final
 
-from runnerd.protocol.answers import MetricsAnswer
+from runnerd.protocol.daemon_answers import MetricsAnswer
 
 from .counters import DURATION_BUCKETS_S
 from .families import Durations, Family, Labelled, Number, daemon_families, exec_families

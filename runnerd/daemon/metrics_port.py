@@ -24,7 +24,7 @@ import trio
 from .metrics import exposition
 
 if TYPE_CHECKING:
-    from runnerd.protocol.answers import MetricsAnswer
+    from runnerd.protocol.daemon_answers import MetricsAnswer
 
     from .service import Service
 

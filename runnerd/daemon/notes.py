@@ -6,8 +6,8 @@ from runnerd.core.blocks import Record
 from runnerd.core.execs import Exec
 from runnerd.core.flow import Gap, Subscription, Terminal
 from runnerd.core.transcript import STREAMS
-from runnerd.protocol.answers import ClosedNote, ExitedNote, GapNote, HeartbeatNote, OutputNote
 from runnerd.protocol.codec import Codec
+from runnerd.protocol.notes import ClosedNote, ExitedNote, GapNote, HeartbeatNote, OutputNote
 
 
 def item_note(

@@ -6,8 +6,9 @@ from typing import TYPE_CHECKING
 
 from runnerd.core.execs import Exec
 from runnerd.core.registry import Registry
-from runnerd.protocol.answers import Claim, Exit
 from runnerd.protocol.errors import RequestError
+from runnerd.protocol.exits import Exit
+from runnerd.protocol.sandbox_answers import Claim
 
 from .counters import Counters
 

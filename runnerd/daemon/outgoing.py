@@ -18,9 +18,9 @@ import trio
 from runnerd.core.blocks import Block, Record
 from runnerd.core.events import EventReader
 from runnerd.core.flow import Subscription
-from runnerd.protocol.answers import SupersededNote
 from runnerd.protocol.codec import Codec
 from runnerd.protocol.events import EventNote
+from runnerd.protocol.notes import SupersededNote
 
 from .arrivals import Arrivals, unread_bytes
 from .notes import heartbeat_note, item_note

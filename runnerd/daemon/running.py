@@ -32,8 +32,8 @@ from runnerd.core.execs import (
 )
 from runnerd.core.life import State
 from runnerd.core.past import Past
-from runnerd.protocol.answers import Exit, Reason
 from runnerd.protocol.errors import RequestError
+from runnerd.protocol.exits import Exit, Reason
 from runnerd.protocol.requests import ExecStart
 from runnerd.protocol.shimwire import (
     Empty,

@@ -11,16 +11,17 @@ from typing import TYPE_CHECKING, Final
 
 from runnerd.core.activity import Facts, Verdict, not_idle
 from runnerd.core.life import State
-from runnerd.protocol.answers import ActivityAnswer, ClaimAnswer, Empty, PinAnswer
-from runnerd.protocol.errors import RequestError
-from runnerd.protocol.requests import (
+from runnerd.protocol.answers import Empty
+from runnerd.protocol.daemon_requests import (
     DaemonDrain,
     DaemonStop,
-    NoParams,
     SandboxActivity,
     SandboxClaim,
     SandboxPin,
 )
+from runnerd.protocol.errors import RequestError
+from runnerd.protocol.fields import NoParams
+from runnerd.protocol.sandbox_answers import ActivityAnswer, ClaimAnswer, PinAnswer
 
 from .calls import Call
 

@@ -19,7 +19,7 @@ from runnerd.core.digest import content_of
 from runnerd.core.execs import Exec
 from runnerd.core.past import Past
 from runnerd.core.registry import Registry
-from runnerd.protocol.answers import OomOrder
+from runnerd.protocol.daemon_answers import OomOrder
 from runnerd.protocol.errors import RequestError
 from runnerd.protocol.requests import METHODS, ExecStart
 

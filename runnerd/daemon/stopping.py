@@ -14,7 +14,7 @@ import time
 import trio
 
 from runnerd.core.bounds import STOP_DEADLINE_S, STOP_FLUSH_S, STOP_GRACE_S
-from runnerd.protocol.answers import StoppingNote
+from runnerd.protocol.notes import StoppingNote
 
 from .guard import cause_name
 from .listening import Listener

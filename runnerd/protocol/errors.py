@@ -12,7 +12,8 @@ from typing import Final, NamedTuple
 
 import msgspec
 
-from .answers import Exit, IdleReason  # msgspec resolves the annotation when it decodes
+from .exits import Exit  # msgspec resolves the annotation when it decodes
+from .sandbox_answers import IdleReason  # msgspec resolves the annotation when it decodes
 
 PARSE_ERROR: Final = -32700
 INVALID_REQUEST: Final = -32600

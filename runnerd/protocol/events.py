@@ -1,4 +1,4 @@
-"""What `events.subscribe` answers and what it tells; see answers.py for everything else."""
+"""What `events.subscribe` answers and what it tells; see answers.py for the other answers."""
 
 from __future__ import annotations
 

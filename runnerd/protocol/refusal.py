@@ -25,7 +25,7 @@ from typing import (
 import msgspec
 
 from .errors import RequestError, invalid
-from .requests import PATTERNS
+from .fields import PATTERNS
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

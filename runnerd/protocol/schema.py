@@ -11,8 +11,9 @@ from typing import Any, Final
 
 import msgspec
 
-from .answers import ANSWERS, NOTIFICATIONS
+from .answers import ANSWERS
 from .errors import KINDS, ErrorBody
+from .notes import NOTIFICATIONS
 from .requests import METHODS, PROTOCOL_VERSIONS, ExecAck
 
 DIALECT: Final = "https://json-schema.org/draft/2020-12/schema"

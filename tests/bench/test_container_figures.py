@@ -15,7 +15,7 @@ import pytest
 
 from runnerd.client.blocking import connect
 from runnerd.client.errors import ConnectFailed
-from runnerd.protocol.answers import OutputNote
+from runnerd.protocol.notes import OutputNote
 from tests.bundles import built_bundle
 from tests.containers.conftest import container, engine
 from tests.containers.container import AS_ROOT, Container

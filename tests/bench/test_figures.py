@@ -21,10 +21,11 @@ from typing import Final, Self
 
 import pytest
 
-from runnerd.protocol.answers import OutputNote
 from runnerd.protocol.codec import Codec, Incoming
+from runnerd.protocol.daemon_requests import Hello
 from runnerd.protocol.framing import Encoding, FrameSplitter
-from runnerd.protocol.requests import Attach, ExecAttach, ExecCancel, ExecStart, Hello
+from runnerd.protocol.notes import OutputNote
+from runnerd.protocol.requests import Attach, ExecAttach, ExecCancel, ExecStart
 from tests.harness import REPOSITORY, RunnerdProcess, descendants, wait_for
 
 # Three attempts, each after a wait for quiet.

@@ -11,7 +11,7 @@ from typing import Final
 
 import pytest
 
-from runnerd.protocol.answers import OutputNote
+from runnerd.protocol.notes import OutputNote
 from runnerd.protocol.requests import Attach, ExecAttach, ExecStart
 from tests.harness import REPOSITORY, RunnerdProcess
 

@@ -12,8 +12,8 @@ from collections import Counter
 from typing import TYPE_CHECKING
 
 from runnerd.client.blocking import Client
-from runnerd.protocol.answers import OutputNote
 from runnerd.protocol.framing import Encoding
+from runnerd.protocol.notes import OutputNote
 from tests.cases.looking import SLACK, cpu_s, marked, records, within
 from tests.harness import RunnerdProcess, wait_for
 from tests.raw import RawClient

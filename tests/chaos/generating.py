@@ -16,7 +16,7 @@ from typing import Any, Final
 import msgspec
 from msgspec import inspect as mi
 
-from runnerd.protocol import requests
+from runnerd.protocol import daemon_requests, fields, requests
 from runnerd.protocol.framing import Encoding, frame
 from runnerd.protocol.requests import METHODS
 
@@ -96,18 +96,18 @@ SPECIAL: Final[dict[tuple[type[msgspec.Struct], str], Make]] = {
     (requests.ExecStart, "user"): _pick(None, None, "nobody", "0", "no-such-user", "65534:65534"),
     (requests.ExecStart, "labels"): _labels,
     (requests.ExecStart, "rlimits"): _dictionary(
-        lambda chance: chance.choice([*requests.RLIMITS]), _limits, 1
+        lambda chance: chance.choice([*fields.RLIMITS]), _limits, 1
     ),
     (requests.Attach, "streams"): _streams,
     (requests.ExecAttach, "streams"): _streams,
     (requests.ExecList, "labels"): _labels,
     (requests.ExecSignal, "signal"): _pick("TERM", "KILL", "sigusr1", "RTMIN+1", 9, 0, 65, 19, 18),
     (requests.ExecCancel, "tombstone"): lambda chance: chance.random() < 0.1,
-    (requests.EnvSet, "set"): _dictionary(_word("S", 10), _text),
-    (requests.EnvSet, "unset"): _listing(_word("U", 10), 4),
-    (requests.Hello, "protocol"): _pick([1], [1], [1, 2], [2], []),
-    (requests.Hello, "incarnation"): _pick(None, None, None, "0123456789abcdef"),
-    (requests.Hello, "fence"): _fence,
+    (daemon_requests.EnvSet, "set"): _dictionary(_word("S", 10), _text),
+    (daemon_requests.EnvSet, "unset"): _listing(_word("U", 10), 4),
+    (daemon_requests.Hello, "protocol"): _pick([1], [1], [1, 2], [2], []),
+    (daemon_requests.Hello, "incarnation"): _pick(None, None, None, "0123456789abcdef"),
+    (daemon_requests.Hello, "fence"): _fence,
 }
 
 

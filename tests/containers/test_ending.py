@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Final
 import pytest
 
 from runnerd.client.errors import ClientError
-from runnerd.protocol.requests import DaemonUndrain
+from runnerd.protocol.daemon_requests import DaemonUndrain
 from tests.containers.container import AS_AGENT, AS_ROOT
 from tests.containers.planting import planted
 from tests.harness import wait_for

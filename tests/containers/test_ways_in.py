@@ -19,7 +19,7 @@ import pytest
 
 from runnerd.client import asynchronous
 from runnerd.client.errors import ConnectFailed, DaemonRestarted, RemoteError, StreamLost
-from runnerd.protocol.answers import OutputNote
+from runnerd.protocol.notes import OutputNote
 from tests import needs
 from tests.bundles import built_bundle
 from tests.containers.container import AS_AGENT, AS_ROOT

@@ -11,7 +11,7 @@ import pytest
 from runnerd.client import async_execs, blocking, execs
 from runnerd.client.asynchronous import AsyncClient, connect
 from runnerd.client.errors import ClientError, ClientTimeout, ConnectFailed, RemoteError
-from runnerd.protocol.answers import OutputNote
+from runnerd.protocol.notes import OutputNote
 from runnerd.protocol.requests import Pty
 from tests.harness import is_alive
 

@@ -21,8 +21,9 @@ from typing import TYPE_CHECKING, Any, Final
 import msgspec
 import pytest
 
+from runnerd.protocol.fields import Params
 from runnerd.protocol.framing import Encoding
-from runnerd.protocol.requests import METHODS, ExecAck, Params
+from runnerd.protocol.requests import METHODS, ExecAck
 from tests.daemon.looking import log_lines, shims
 from tests.harness import RunnerdProcess, daemons, descendants, wait_for
 from tests.raw import ClosedError, RawClient, RawError

@@ -9,8 +9,9 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from runnerd.client.errors import ClientTimeout, RemoteError, StreamLost
-from runnerd.protocol.answers import OutputNote, StartAnswer
+from runnerd.protocol.answers import StartAnswer
 from runnerd.protocol.framing import Encoding
+from runnerd.protocol.notes import OutputNote
 from runnerd.protocol.requests import ExecStart
 from tests.harness import is_alive, wait_for
 

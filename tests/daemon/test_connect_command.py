@@ -17,7 +17,7 @@ import pytest
 from runnerd.client import asynchronous
 from runnerd.client.blocking import Client, connect_command
 from runnerd.client.errors import ConnectFailed, DaemonRestarted, StreamLost
-from runnerd.protocol.answers import OutputNote
+from runnerd.protocol.notes import OutputNote
 from runnerd.protocol.requests import ExecCancel
 from tests.cases.field import mark, marked
 from tests.harness import RunnerdProcess, children, is_alive, wait_for

@@ -13,9 +13,9 @@ import pytest
 
 from runnerd.daemon.main import EX_CANTCREAT, EX_SOFTWARE
 from runnerd.daemon.options import EX_CONFIG, EX_USAGE
-from runnerd.protocol.answers import NOTIFICATIONS
 from runnerd.protocol.errors import KINDS
 from runnerd.protocol.framing import Encoding
+from runnerd.protocol.notes import NOTIFICATIONS
 from runnerd.protocol.requests import METHODS
 from tests import page
 from tests.harness import RunnerdProcess, daemons, wait_for

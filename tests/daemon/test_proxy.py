@@ -18,14 +18,14 @@ import pytest
 
 from runnerd.client import asynchronous
 from runnerd.client.blocking import connect
-from runnerd.protocol.answers import GapNote, OutputNote
+from runnerd.protocol.notes import GapNote, OutputNote
 from tests.proxy import Proxy, Weather
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
 
-    from runnerd.protocol.answers import Exit
+    from runnerd.protocol.exits import Exit
     from tests.harness import RunnerdProcess
 
 SEED: Final = int(os.environ.get("RUNNERD_PROXY_SEED", "2026"))

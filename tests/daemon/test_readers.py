@@ -9,7 +9,7 @@ import pytest
 
 from runnerd.client.errors import ExitPassed, RemoteError
 from runnerd.core.bounds import NAMES_MAX
-from runnerd.protocol.answers import ClosedNote, OutputNote
+from runnerd.protocol.notes import ClosedNote, OutputNote
 from runnerd.protocol.requests import ExecAttach
 from tests.daemon.looking import log_lines, planted
 from tests.harness import wait_for

@@ -13,7 +13,7 @@ import pytest
 from runnerd.client import asynchronous
 from runnerd.client.blocking import connect
 from runnerd.client.errors import Ambiguous, DaemonRestarted, StreamLost
-from runnerd.protocol.answers import OutputNote
+from runnerd.protocol.notes import OutputNote
 from runnerd.protocol.requests import ExecSignal
 from tests.harness import REPOSITORY, is_alive, wait_for
 from tests.proxy import Proxy

@@ -16,8 +16,8 @@ from runnerd.client import asynchronous, blocking
 from runnerd.client.errors import RemoteError, TokenUnreadable
 from runnerd.daemon.options import EX_CONFIG, ConfigError
 from runnerd.daemon.tokens import TOKEN_BYTES_MAX, Token, read_token_file
+from runnerd.protocol.daemon_requests import Hello
 from runnerd.protocol.framing import Encoding
-from runnerd.protocol.requests import Hello
 from tests import needs
 from tests.daemon.looking import last_words, log_lines, planted, shim_of, shims
 from tests.harness import REPOSITORY, RUNNERD, RunnerdProcess, descendants

@@ -12,23 +12,14 @@ import threading
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Final
 
-from runnerd.protocol.answers import (
-    Closed,
-    ClosedNote,
-    Empty,
-    Exit,
-    ExitedNote,
-    HelloAnswer,
-    Limits,
-    Oom,
-    OutputNote,
-    Phases,
-    StartAnswer,
-    StreamCount,
-)
+from runnerd.protocol.answers import Empty, StartAnswer
 from runnerd.protocol.codec import Codec
+from runnerd.protocol.daemon_answers import HelloAnswer, Limits
+from runnerd.protocol.exits import Closed, Exit, Oom, Phases, StreamCount
+from runnerd.protocol.fields import Params
 from runnerd.protocol.framing import Encoding, FrameSplitter
-from runnerd.protocol.requests import METHODS, ExecStart, Params
+from runnerd.protocol.notes import ClosedNote, ExitedNote, OutputNote
+from runnerd.protocol.requests import METHODS, ExecStart
 
 if TYPE_CHECKING:
     from collections.abc import Callable

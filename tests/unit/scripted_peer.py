@@ -8,19 +8,15 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from runnerd.client.conversation import Conversation, Occurrence
-from runnerd.protocol.answers import (
-    AttachAnswer,
-    Closed,
-    ClosedNote,
-    ExitedNote,
-    GapNote,
-    OutputNote,
-    StartAnswer,
-)
+from runnerd.protocol.answers import AttachAnswer, StartAnswer
 from runnerd.protocol.codec import Codec
+from runnerd.protocol.daemon_requests import Hello
 from runnerd.protocol.errors import RequestError
+from runnerd.protocol.exits import Closed
+from runnerd.protocol.fields import Params
 from runnerd.protocol.framing import Encoding, FrameSplitter
-from runnerd.protocol.requests import METHODS, ExecStart, Hello, Params
+from runnerd.protocol.notes import ClosedNote, ExitedNote, GapNote, OutputNote
+from runnerd.protocol.requests import METHODS, ExecStart
 from tests.unit.fake_daemon import HELLO, make_exit
 
 if TYPE_CHECKING:

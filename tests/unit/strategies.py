@@ -12,7 +12,7 @@ from hypothesis import reject
 from hypothesis import strategies as st
 from msgspec import inspect as mi
 
-from runnerd.protocol import requests
+from runnerd.protocol import daemon_requests, fields, requests
 from runnerd.protocol.errors import KINDS, ErrorData, RequestError
 
 T = TypeVar("T", bound=msgspec.Struct)
@@ -23,12 +23,12 @@ INT_MIN, INT_MAX = -(2**63), 2**63 - 1
 text = st.text(st.characters(exclude_categories=["Cs"], exclude_characters="\0"), max_size=20)
 names = text.filter(lambda name: name != "" and "=" not in name)
 exec_ids = st.from_regex(r"[A-Za-z0-9_.:-]{1,128}", fullmatch=True)
-label_texts = text.filter(lambda key: 0 < len(key.encode()) <= requests.LABEL_KEY_BYTES_MAX)
+label_texts = text.filter(lambda key: 0 < len(key.encode()) <= fields.LABEL_KEY_BYTES_MAX)
 labels = st.dictionaries(label_texts, text, max_size=4)
 streams = st.lists(st.sampled_from(["stdout", "stderr"]), min_size=1, unique=True)
-limits = st.integers(0, requests.RLIM_INFINITY) | st.just("unlimited")
+limits = st.integers(0, fields.RLIM_INFINITY) | st.just("unlimited")
 limit_pairs = st.tuples(limits, limits).map(
-    lambda pair: tuple(sorted(pair, key=requests.rlimit_number))
+    lambda pair: tuple(sorted(pair, key=fields.rlimit_number))
 )
 
 SPECIAL: dict[tuple[type[msgspec.Struct], str], Values] = {
@@ -40,7 +40,7 @@ SPECIAL: dict[tuple[type[msgspec.Struct], str], Values] = {
     (requests.ExecStart, "user"): st.none() | names,
     (requests.ExecStart, "labels"): labels,
     (requests.ExecStart, "rlimits"): st.dictionaries(
-        st.sampled_from([*requests.RLIMITS]), limit_pairs, max_size=4
+        st.sampled_from([*fields.RLIMITS]), limit_pairs, max_size=4
     ),
     (requests.Pty, "term"): text.filter(bool),
     (requests.Attach, "streams"): streams,
@@ -48,10 +48,10 @@ SPECIAL: dict[tuple[type[msgspec.Struct], str], Values] = {
     (requests.ExecList, "labels"): labels,
     (requests.ExecSignal, "signal"): st.integers(1, 64)
     | st.sampled_from(["TERM", "SIGKILL", "rtmin+1", "9"]),
-    (requests.EnvSet, "set"): st.dictionaries(names.map("S{}".format), text, max_size=4),
-    (requests.EnvSet, "unset"): st.lists(names.map("U{}".format), max_size=4),
-    (requests.SandboxClaim, "owner"): text.filter(bool),
-    (requests.SandboxPin, "reason"): text.filter(bool),
+    (daemon_requests.EnvSet, "set"): st.dictionaries(names.map("S{}".format), text, max_size=4),
+    (daemon_requests.EnvSet, "unset"): st.lists(names.map("U{}".format), max_size=4),
+    (daemon_requests.SandboxClaim, "owner"): text.filter(bool),
+    (daemon_requests.SandboxPin, "reason"): text.filter(bool),
     (ErrorData, "kind"): st.sampled_from([*KINDS]),
 }
 

@@ -9,8 +9,8 @@ from hypothesis import strategies as st
 
 from runnerd.core.claim import UNKNOWN, Ownership, Standing, Taken
 from runnerd.core.fence import Fence
-from runnerd.protocol.answers import Claim
 from runnerd.protocol.errors import RequestError
+from runnerd.protocol.sandbox_answers import Claim
 
 Expect = Literal["unclaimed", "claimed", "any"]
 WALL_S = 1_700_000_000.0

@@ -12,7 +12,7 @@ import pytest
 from runnerd.core.claim import UNKNOWN, Standing
 from runnerd.daemon import claim_file
 from runnerd.daemon.claim_file import NAME, find_claim, write_claim
-from runnerd.protocol.answers import Claim
+from runnerd.protocol.sandbox_answers import Claim
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -18,22 +18,18 @@ from runnerd.client.errors import (
     StreamLost,
 )
 from runnerd.client.pending import QUEUE_BYTES_MAX
-from runnerd.protocol.answers import (
-    CancelAnswer,
-    GapNote,
-    OutputNote,
-    StoppingNote,
-    WriteAnswer,
-)
+from runnerd.protocol.answers import CancelAnswer, WriteAnswer
+from runnerd.protocol.daemon_requests import DaemonDrain, Hello, Ping
 from runnerd.protocol.errors import RequestError
 from runnerd.protocol.framing import Encoding
-from runnerd.protocol.requests import DaemonDrain, ExecCancel, ExecStart, ExecWrite, Hello, Ping
+from runnerd.protocol.notes import GapNote, OutputNote, StoppingNote
+from runnerd.protocol.requests import ExecCancel, ExecStart, ExecWrite
 from tests.unit.fake_daemon import FakeDaemon, Peer, make_exit, prints
 
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from runnerd.protocol.requests import Params
+    from runnerd.protocol.fields import Params
 
 Id = int | str | None
 

@@ -20,14 +20,11 @@ from runnerd.client.errors import (
 from runnerd.client.pending import QUEUE_BYTES_MAX, Unfollowed
 from runnerd.client.session import Answer, Failure
 from runnerd.client.subscription import Subscription
-from runnerd.protocol.answers import (
-    Empty,
-    GapNote,
-    OutputNote,
-    StoppingNote,
-    SupersededNote,
-)
+from runnerd.protocol.answers import Empty
+from runnerd.protocol.daemon_requests import Ping
 from runnerd.protocol.errors import RequestError
+from runnerd.protocol.fields import Params
+from runnerd.protocol.notes import GapNote, OutputNote, StoppingNote, SupersededNote
 from runnerd.protocol.requests import (
     Attach,
     ExecAck,
@@ -38,8 +35,6 @@ from runnerd.protocol.requests import (
     ExecStart,
     ExecWait,
     ExecWrite,
-    Params,
-    Ping,
 )
 from tests.unit.fake_daemon import make_exit
 from tests.unit.scripted_peer import ScriptedPeer, attached, conversation, started

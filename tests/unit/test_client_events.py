@@ -11,9 +11,10 @@ from runnerd.client.pending import Unfollowed
 from runnerd.client.routing import Router
 from runnerd.client.session import Answer
 from runnerd.client.watching import Watching
+from runnerd.protocol.daemon_requests import EventsSubscribe
 from runnerd.protocol.errors import RequestError
 from runnerd.protocol.events import EventNote, EventsAnswer
-from runnerd.protocol.requests import EventsSubscribe, ExecDetach
+from runnerd.protocol.requests import ExecDetach
 from tests.unit.scripted_peer import ScriptedPeer, conversation
 
 

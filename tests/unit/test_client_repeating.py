@@ -17,14 +17,9 @@ from runnerd.client.repeating import (
     Repeat,
     may_repeat,
 )
-from runnerd.protocol.requests import (
-    METHODS,
-    ExecSignal,
-    ExecStart,
-    ExecWrite,
-    Params,
-    SandboxClaim,
-)
+from runnerd.protocol.daemon_requests import SandboxClaim
+from runnerd.protocol.fields import Params
+from runnerd.protocol.requests import METHODS, ExecSignal, ExecStart, ExecWrite
 
 
 def test_every_method_has_a_rule() -> None:

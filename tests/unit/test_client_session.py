@@ -11,23 +11,22 @@ from hypothesis import strategies as st
 
 from runnerd.client.errors import ProtocolViolation, RemoteError
 from runnerd.client.session import Answer, Event, Failure, Session
-from runnerd.protocol.answers import (
-    AttachAnswer,
-    Closed,
+from runnerd.protocol.answers import AttachAnswer, Empty, StartAnswer
+from runnerd.protocol.codec import Codec
+from runnerd.protocol.daemon_requests import DaemonDrain, Ping
+from runnerd.protocol.errors import KINDS, RequestError
+from runnerd.protocol.exits import Closed
+from runnerd.protocol.framing import Encoding
+from runnerd.protocol.notes import (
     ClosedNote,
-    Empty,
     ExitedNote,
     GapNote,
     HeartbeatNote,
     OutputNote,
-    StartAnswer,
     StoppingNote,
     SupersededNote,
 )
-from runnerd.protocol.codec import Codec
-from runnerd.protocol.errors import KINDS, RequestError
-from runnerd.protocol.framing import Encoding
-from runnerd.protocol.requests import Attach, DaemonDrain, ExecAttach, ExecDetach, ExecStart, Ping
+from runnerd.protocol.requests import Attach, ExecAttach, ExecDetach, ExecStart
 from tests.unit.fake_daemon import HELLO, make_exit
 
 if TYPE_CHECKING:

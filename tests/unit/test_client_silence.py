@@ -11,9 +11,9 @@ from runnerd.client.locate import SocketWay
 from runnerd.client.session import Answer
 from runnerd.client.wire import HELLO_S, SILENCE_S, Options, Wire
 from runnerd.core.bounds import HEARTBEAT_S
-from runnerd.protocol.answers import HeartbeatNote
 from runnerd.protocol.codec import Codec
 from runnerd.protocol.framing import Encoding
+from runnerd.protocol.notes import HeartbeatNote
 from runnerd.protocol.requests import Attach, ExecStart
 from tests.unit.fake_daemon import HELLO
 from tests.unit.scripted_peer import started

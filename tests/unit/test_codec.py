@@ -9,10 +9,12 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from runnerd.protocol.answers import ANSWERS, NOTIFICATIONS, OutputNote
+from runnerd.protocol.answers import ANSWERS
 from runnerd.protocol.codec import REQUEST_ID_CHARS_MAX, Codec
 from runnerd.protocol.errors import MESSAGE_CHARS_MAX, ErrorData, RequestError
+from runnerd.protocol.fields import Params
 from runnerd.protocol.framing import Encoding, FrameSplitter
+from runnerd.protocol.notes import NOTIFICATIONS, OutputNote
 from runnerd.protocol.requests import (
     METHODS,
     ExecAck,
@@ -20,7 +22,6 @@ from runnerd.protocol.requests import (
     ExecSignal,
     ExecStart,
     ExecWrite,
-    Params,
 )
 
 from .strategies import INT_MAX, INT_MIN, messages

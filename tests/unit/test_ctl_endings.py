@@ -10,8 +10,9 @@ from runnerd.client.errors import ClientError, RemoteError, StreamLost
 from runnerd.ctl.cancel import receipt_lines
 from runnerd.ctl.endings import ending, error_code, exit_code
 from runnerd.ctl.printing import command_line, duration, table
-from runnerd.protocol.answers import CancelAnswer, Receipt, ReceiptProcess, Survivor
+from runnerd.protocol.answers import CancelAnswer
 from runnerd.protocol.errors import RequestError
+from runnerd.protocol.exits import Receipt, ReceiptProcess, Survivor
 from tests.unit.fake_daemon import make_exit
 
 

@@ -3,8 +3,8 @@
 import pytest
 
 from runnerd.core.environment import Environment
+from runnerd.protocol.daemon_requests import EnvSet
 from runnerd.protocol.errors import RequestError
-from runnerd.protocol.requests import EnvSet
 
 BOOT = {b"PATH": b"/bin", b"LANG": b"C", b"ODD\xff": b"\xfe"}
 

@@ -20,7 +20,7 @@ from runnerd.core.execs import (
     SendEnd,
 )
 from runnerd.core.life import TRANSITIONS, Event, State
-from runnerd.protocol.answers import Exit, Oom, OomVerdict, Reason, StreamCount, Survivor
+from runnerd.protocol.exits import Exit, Oom, OomVerdict, Reason, StreamCount, Survivor
 
 from .core_parts import (
     NOW_S,

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from runnerd.core.life import IMPOSSIBLE, LIVE, TRANSITIONS, Event, State, after
-from runnerd.protocol import answers
+from runnerd.protocol import exits
 
 PAIRS = [*itertools.product(State, Event)]
 OVER = {State.FAILED, State.CLOSED}
@@ -35,7 +35,7 @@ def test_only_what_is_over_is_not_live() -> None:
 
 def test_every_state_but_failed_has_a_word_in_the_protocol() -> None:
     words = {state.shown for state in State if state is not State.FAILED}
-    assert words == set(get_args(answers.State))
+    assert words == set(get_args(exits.State))
 
 
 @pytest.mark.parametrize("state", [*LIVE])

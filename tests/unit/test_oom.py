@@ -3,7 +3,7 @@
 import pytest
 
 from runnerd.core.oom import SIGKILL, oom_verdict
-from runnerd.protocol.answers import Oom, OomVerdict
+from runnerd.protocol.exits import Oom, OomVerdict
 
 SIGTERM = 15
 

@@ -22,15 +22,9 @@ from runnerd.core.audit import (
     shown_params,
 )
 from runnerd.core.redaction import HIDDEN, Redaction
-from runnerd.protocol.requests import (
-    EnvSet,
-    ExecSignal,
-    ExecStart,
-    ExecWrite,
-    Hello,
-    Params,
-    Pty,
-)
+from runnerd.protocol.daemon_requests import EnvSet, Hello
+from runnerd.protocol.fields import Params
+from runnerd.protocol.requests import ExecSignal, ExecStart, ExecWrite, Pty
 
 HIDE = Redaction()
 S = "s3cr3t-word"

@@ -15,18 +15,29 @@ from msgspec import inspect as mi
 
 from runnerd.protocol.answers import ANSWERS
 from runnerd.protocol.codec import Codec
-from runnerd.protocol.errors import RequestError
-from runnerd.protocol.framing import FRAME_BYTES_MAX, HEADER_BYTES, Encoding
-from runnerd.protocol.requests import (
-    METHODS,
-    PATTERNS,
-    RLIM_INFINITY,
-    RLIMITS,
-    Attach,
+from runnerd.protocol.daemon_requests import (
     DaemonDrain,
     DaemonMetrics,
     DaemonStop,
     EnvSet,
+    Hello,
+    SandboxActivity,
+    SandboxClaim,
+    SandboxPin,
+)
+from runnerd.protocol.errors import RequestError
+from runnerd.protocol.fields import (
+    PATTERNS,
+    RLIM_INFINITY,
+    RLIMITS,
+    NoParams,
+    Params,
+    rlimit_number,
+)
+from runnerd.protocol.framing import FRAME_BYTES_MAX, HEADER_BYTES, Encoding
+from runnerd.protocol.requests import (
+    METHODS,
+    Attach,
     ExecAck,
     ExecAttach,
     ExecCancel,
@@ -39,14 +50,7 @@ from runnerd.protocol.requests import (
     ExecStart,
     ExecWait,
     ExecWrite,
-    Hello,
-    NoParams,
-    Params,
     Pty,
-    SandboxActivity,
-    SandboxClaim,
-    SandboxPin,
-    rlimit_number,
 )
 
 from .strategies import messages

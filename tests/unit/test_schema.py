@@ -7,8 +7,9 @@ from typing import Any
 import msgspec
 import pytest
 
-from runnerd.protocol.answers import ANSWERS, NOTIFICATIONS
+from runnerd.protocol.answers import ANSWERS
 from runnerd.protocol.errors import KINDS, ErrorBody, ErrorData
+from runnerd.protocol.notes import NOTIFICATIONS
 from runnerd.protocol.requests import METHODS
 from runnerd.protocol.schema import attributes, methods_table, protocol_schema
 

@@ -16,7 +16,7 @@ from runnerd.core.bounds import Bounds
 from runnerd.core.past import Past, look_into, pack_past, unpack_past
 from runnerd.core.registry import Registry
 from runnerd.core.settled import Settled, marker_of
-from runnerd.protocol.answers import Exit
+from runnerd.protocol.exits import Exit
 
 from .core_parts import NOW_S, WALL_S
 from .fake_daemon import make_exit
