@@ -2,7 +2,7 @@
 
 Rule 1: a line is written if the descriptor takes it now, else it is lost, and counted: the next
 one says how many. See log_end.py.
-Rule 2: no kind of event may flood it. After five lines at once a kind has one a second; those
+Rule 2: no kind of event may flood it. After ten lines at once a kind has one a second; those
 between are held back, and how many is said with the next of that kind, or by `held_back` where
 none comes. Debug lines are not held back: who asks for them wants them all.
 Rule 3: what is in a line may come from a hostile command or peer. See log_lines.py.
@@ -22,7 +22,7 @@ from .log_end import open_end
 from .log_lines import json_line, text_line
 
 _TRACEBACK_CHARS_MAX: Final = 2400
-_AT_ONCE: Final = 5
+_AT_ONCE: Final = 10
 _EVERY_S: Final = 1.0
 
 Level = Literal["debug", "info", "warning", "error"]
@@ -51,7 +51,7 @@ class Log:
         self._write_now = open_end(fd)
         is_text = form == "text" or (form == "auto" and os.isatty(fd))
         self._line = text_line if is_text else json_line
-        self._full_at_s: dict[str, float] = {}  # by kind: when five at once may come again
+        self._full_at_s: dict[str, float] = {}  # by kind: when ten at once may come again
         self._held: Counter[str] = Counter()
         self._lost = 0  # of `dropped`, those not yet told
 

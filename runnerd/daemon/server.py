@@ -6,6 +6,7 @@ import contextlib
 import errno
 import os
 import socket
+import time
 from typing import Final
 
 import trio
@@ -18,6 +19,7 @@ from .service import Service
 
 _EXHAUSTED: Final = frozenset({errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM})
 _BACK_OFF_S: Final = 0.1
+_SHORTAGE_SAID_EVERY_S: Final = 5.0
 _REFUSING_MAX: Final = 32  # refused connections that are still told why, at a time
 
 
@@ -40,6 +42,7 @@ class Server:
         self._reserve: int | None = os.open("/dev/null", os.O_RDONLY | os.O_CLOEXEC)
         self._refusals = 0
         self._refusing = 0
+        self._shortage_next_s = 0.0
 
     async def run(self, nursery: trio.Nursery) -> None:
         """Serve for ever. A core task: what escapes it is an uncaught error of the daemon.
@@ -80,10 +83,14 @@ class Server:
             await trio.lowlevel.wait_readable(self._listening)
 
     def _shed(self, error: OSError) -> None:
-        self._service.counters.accept_failures += 1
-        self._service.log.warning(
-            "accept_failed", error=str(error), total=self._service.counters.accept_failures
-        )
+        counters, now_s = self._service.counters, time.monotonic()
+        counters.accept_failures += 1
+        # One shortage fails an accept every tenth of a second: it is one thing to say.
+        if now_s >= self._shortage_next_s:
+            self._shortage_next_s = now_s + _SHORTAGE_SAID_EVERY_S
+            self._service.log.warning(
+                "accept_failed", error=str(error), total=counters.accept_failures
+            )
         if self._reserve is not None:
             os.close(self._reserve)
             self._reserve = None

@@ -109,23 +109,23 @@ def test_a_kind_that_floods_is_held_back_and_how_many_is_said_with_the_next(
     log.on_held = lambda: told.append(clock[0])
     for _ in range(110):
         log.warning("peer_refused")
-    assert len(log.lines) == 5
+    assert len(log.lines) == 10
     log.warning("other")  # another kind has its own
     assert log.lines.pop()["event"] == "other"
     assert told == [1000.0]
     clock[0] += 1.0
     log.warning("peer_refused")
-    assert log.lines[-1]["held_back"] == 105
+    assert log.lines[-1]["held_back"] == 100
     assert log.take_held() == []
     log.warning("peer_refused")
-    assert len(log.lines) == 6
+    assert len(log.lines) == 11
     assert told == [1000.0, 1001.0]
     clock[0] += 60
     for _ in range(12):
         log.warning("peer_refused")
-    assert len(log.lines) == 11
-    assert [line.get("held_back") for line in log.lines[6:]] == [1] + [None] * 4
-    assert log.take_held() == [("peer_refused", 7)]
+    assert len(log.lines) == 21
+    assert [line.get("held_back") for line in log.lines[11:]] == [1] + [None] * 9
+    assert log.take_held() == [("peer_refused", 2)]
 
 
 def test_debug_lines_are_not_held_back_and_what_is_below_the_level_counts_for_nothing(
