@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import select
 import shutil
+import signal
 import subprocess
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
@@ -119,7 +120,12 @@ class BareRoot:
         return self.process.wait(STOP_S)
 
     def close(self) -> None:
-        """End what still runs in it."""
+        """End what still runs in it.
+
+        By its PID 1: what --kill-child asks of the kernel is forgotten by whoever becomes another
+        user, prctl(2), PR_SET_PDEATHSIG.
+        """
         if self.process is not None:
-            self.process.kill()
+            for pid in children(self.process.pid):
+                os.kill(pid, signal.SIGKILL)
             self.process.wait(STOP_S)
