@@ -116,6 +116,12 @@ class Readers:
         else:
             self._timers.arm("hold", until_s, self._hold_over)
 
+    def end_hold(self) -> None:
+        """Wait for a lost reader no longer: nobody can come back to what is forgotten."""
+        if self._exec.gate.held_until_s is not None:
+            self._timers.cancel("hold")
+            self._hold_over()
+
     def _hold_over(self) -> None:
         self._exec.gate.open_for_good()
         self.advanced()

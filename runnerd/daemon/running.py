@@ -355,6 +355,7 @@ class Running:
         later and all at once, while the loop stands still.
         """
         if not len(self.readers):  # one that still reads has need of them
+            self.readers.end_hold()
             self.exec.transcript.on_room = _nothing
             del self.tree, self.streams, self.readers, self._timers, self._clocks
 

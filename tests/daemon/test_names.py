@@ -161,6 +161,24 @@ def test_after_the_hold_nobody_is_waited_for_any_more(runnerd_daemon: RunnerdPro
             wait_for(lambda: inspect(other)["last_seq"] > seq + 100)
 
 
+def test_an_exec_that_is_forgotten_waits_for_no_reader(runnerd_daemon: RunnerdProcess) -> None:
+    """Its hold ends with it: were it left to its time, nothing would be there to go on."""
+    with open_raw(runnerd_daemon) as other:
+        with open_raw(runnerd_daemon) as first:
+            start(first, ["sleep", "900"], {"subscriber": "a"}, hold_s=2)
+        wait_for(lambda: inspect(other)["subscriptions"] == 0)
+        other.call("exec.cancel", exec_id="e", grace_s=0)
+        wait_for(lambda: inspect(other)["state"] == "closed")
+        assert inspect(other)["flow"] == "block"  # it is still held
+        other.call("exec.forget", exec_id="e")
+        # The first one's end lets go of what was forgotten, the second's is beyond the hold.
+        for seconds in ("0", "2.2"):
+            other.call("exec.start", exec_id=seconds, argv=["sleep", seconds])
+            other.call("exec.wait", exec_id=seconds)
+        assert "runnerd_stray_failures_total{" not in other.call("daemon.metrics")["text"]
+    assert "stray_failure" not in runnerd_daemon.log_path.read_text()
+
+
 GENERATIONS = [(None, None), (None, 1), (1, 1), (1, 2), (3, 7)]
 
 
