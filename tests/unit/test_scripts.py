@@ -165,10 +165,11 @@ def test_try_finds_its_daemon_while_others_end(tmp_path: Path) -> None:
     script = """
         set -euo pipefail
         eval "$(sed -n '/^only_child() {/,/^}/p' "$1")"
-        sh -c 'sleep 4321 & echo $!; wait' >"$2" 2>&1 &
+        file=$2
+        sh -c 'sleep 4321 & echo $!; wait' >"$file" 2>&1 &
         job=$!
-        until [ -s "$2" ]; do sleep 0.01; done
-        trap 'kill "$(cat "$2")"' EXIT
+        until [ -s "$file" ]; do sleep 0.01; done
+        trap 'kill "$(cat "$file")"' EXIT
         only_child "$job"
     """
     words = ["bash", "-c", script, "bash", str(TOP / "image/try"), str(tmp_path / "pid")]
