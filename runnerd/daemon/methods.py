@@ -128,7 +128,9 @@ def _check_token(call: Call, params: Hello) -> None:
     connection.count_wrong_token()
     raise RequestError(
         "unauthorized",
-        "this daemon asks for a token" if params.token is None else "the token is not this one's",
+        "this daemon asks for a token"
+        if params.token is None
+        else "the token is not this daemon's",
         hint="say hello with the token that the daemon was given, see runnerctl --token-file",
     )
 
