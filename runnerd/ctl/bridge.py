@@ -27,11 +27,11 @@ if TYPE_CHECKING:
     import argparse
 
 EPILOG: Final = """\
+Ends with 0 once either side has ended, and with 125 if there is no daemon.
+
 examples:
   docker exec -i sandbox runnerctl bridge
   from Python: connect_command(["docker", "exec", "-i", "sandbox", "runnerctl", "bridge"])
-
-Ends with 0 once either side has ended, and with 125 if there is no daemon.
 """
 
 CONNECT_S: Final = 10.0

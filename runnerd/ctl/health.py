@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 from typing import TYPE_CHECKING, Final
 
@@ -35,6 +36,7 @@ examples:
 """
 _ANSWER_S: Final = 3.0
 _PAUSE_S: Final = 0.1
+_WAIT_MAX_S: Final = 1e9
 UNHEALTHY: Final = 1
 
 
@@ -81,9 +83,14 @@ def arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def _seconds(text: str) -> float:
-    seconds = float(text)
-    if not 0 < seconds <= 1e9:
-        raise ValueError
+    import argparse  # noqa: PLC0415 - who gets here has it
+
+    try:
+        seconds = float(text)
+    except ValueError:
+        seconds = math.nan
+    if not 0 < seconds <= _WAIT_MAX_S:
+        raise argparse.ArgumentTypeError(f"'{text}' is no number of seconds above 0")
     return seconds
 
 

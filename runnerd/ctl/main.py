@@ -17,7 +17,7 @@ from .streams import flush, open_standard_streams, output_lost
 if TYPE_CHECKING:
     import argparse
     from collections.abc import Sequence
-    from typing import NoReturn
+    from typing import Any, NoReturn
 
 COMMANDS: Final = {
     "run": ("run", "run a command and pass its output and exit code through"),
@@ -47,6 +47,19 @@ COMMANDS: Final = {
 }
 """Subcommand: its module, and its line in the help."""
 
+EPILOG: Final = """\
+`runnerctl COMMAND --help` says more of each.
+
+exit codes:
+  125     runnerd refused it or cannot be reached, or the command line is wrong; standard error
+          says which, and what to do
+  others  run, attach and wait: the command's own, see `runnerctl run --help`; activity, cancel,
+          health, unpin: 1 says no, see their help; else 0
+
+example:
+  runnerctl run -- echo hello
+"""
+
 
 def build_parser(words: Sequence[str]) -> argparse.ArgumentParser:
     """Build the parser, in full only for the subcommands among `words`."""
@@ -55,6 +68,11 @@ def build_parser(words: Sequence[str]) -> argparse.ArgumentParser:
 
     class Parser(argparse.ArgumentParser):
         """Exits with 125 on bad usage: 2, argparse's own, may be the command's exit code."""
+
+        def __init__(self, **how: Any) -> None:
+            super().__init__(**how)
+            self.register("type", float, _number)
+            self.register("type", int, _whole)
 
         def error(self, message: str) -> NoReturn:
             say(message)
@@ -67,11 +85,6 @@ def build_parser(words: Sequence[str]) -> argparse.ArgumentParser:
         width = int(columns) if (columns := os.environ.get("COLUMNS", "")).isdigit() else 100
         return argparse.RawDescriptionHelpFormatter(prog, width=max(width, 40) - 2)
 
-    def fence(text: str) -> int | str:
-        if text == "current" or (text.isascii() and text.isdigit() and 0 < int(text) < 2**63):
-            return text if text == "current" else int(text)
-        raise argparse.ArgumentTypeError(f"'{text}' is neither a number above 0 nor `current`")
-
     common = Parser(add_help=False, formatter_class=formatter)
     common.add_argument(
         "--socket",
@@ -83,7 +96,7 @@ def build_parser(words: Sequence[str]) -> argparse.ArgumentParser:
     common.add_argument(
         "--fence",
         metavar="N",
-        type=fence,
+        type=_fence,
         default=argparse.SUPPRESS,
         help="act as the owner of fence N, which from then on shuts out lower ones; `current` acts "
         "whoever the owner is (default: none, which may only look once there is an owner)",
@@ -97,7 +110,7 @@ def build_parser(words: Sequence[str]) -> argparse.ArgumentParser:
     parser = Parser(
         prog="runnerctl",
         description="Run commands through runnerd, and look after them.",
-        epilog="example:\n  runnerctl run -- echo hello",
+        epilog=EPILOG,
         formatter_class=formatter,
         parents=[common],
         allow_abbrev=False,
@@ -121,6 +134,32 @@ def build_parser(words: Sequence[str]) -> argparse.ArgumentParser:
             module.arguments(command)
             command.set_defaults(main=module.main, parser=command)
     return parser
+
+
+def _number(text: str) -> float:
+    try:
+        return float(text)
+    except ValueError as error:
+        raise _no_such(text, "is no number") from error
+
+
+def _whole(text: str) -> int:
+    try:
+        return int(text)
+    except ValueError as error:
+        raise _no_such(text, "is no whole number") from error
+
+
+def _fence(text: str) -> int | str:
+    if text == "current" or (text.isascii() and text.isdigit() and 0 < int(text) < 2**63):
+        return text if text == "current" else int(text)
+    raise _no_such(text, "is neither a number above 0 nor `current`")
+
+
+def _no_such(text: str, words: str) -> argparse.ArgumentTypeError:
+    import argparse  # noqa: PLC0415
+
+    return argparse.ArgumentTypeError(f"'{text}' {words}")
 
 
 def main(words: Sequence[str] | None = None) -> int:
