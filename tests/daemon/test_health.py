@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
+import resource
 import shutil
 import signal
 import socket
@@ -179,6 +181,39 @@ def test_a_directory_that_is_removed_is_made_again(listener: Listener, place: Pa
 def test_a_new_empty_directory_will_do(listener: Listener, place: Path) -> None:
     place.rename(f"{place}-before")
     place.mkdir(mode=0o755)
+    assert rebound(listener)
+    listener.close()
+
+
+def test_a_link_to_itself_in_its_place_is_said(listener: Listener, place: Path) -> None:
+    place.rename(f"{place}-before")
+    place.symlink_to(place)
+    assert "symbolic links" in trouble(listener)
+    place.unlink()
+    assert rebound(listener)
+    listener.close()
+
+
+@pytest.mark.parametrize("free", [0, 1])
+def test_without_descriptors_it_is_said_and_nothing_leaks(listener: Listener, free: int) -> None:
+    """It takes one for a directory, and one more for the socket."""
+    Path(listener.path).unlink()
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    held = [os.open("/dev/null", os.O_RDONLY)]
+    highest = max(int(each.name) for each in Path("/proc/self/fd").iterdir())
+    resource.setrlimit(resource.RLIMIT_NOFILE, (highest, hard))
+    try:
+        with contextlib.suppress(OSError):
+            while True:
+                held.append(os.open("/dev/null", os.O_RDONLY))
+        for _ in range(free):
+            os.close(held.pop())
+        for _ in range(3):
+            assert "Too many open files" in trouble(listener)
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+        for fd in held:
+            os.close(fd)
     assert rebound(listener)
     listener.close()
 
