@@ -21,7 +21,6 @@ from typing import TYPE_CHECKING, Final
 from runnerd.client.locate import open_socket
 
 from .endings import REFUSED, say
-from .passing import open_standard_streams
 from .reaching import where
 
 if TYPE_CHECKING:
@@ -48,7 +47,6 @@ def arguments(parser: argparse.ArgumentParser) -> None:
 
 def main(options: argparse.Namespace) -> int:
     """Run it."""
-    open_standard_streams()
     connection, _path = open_socket(where(options)["path"], CONNECT_S)
     try:
         Bridge(connection).run()

@@ -112,11 +112,12 @@ def main(options: argparse.Namespace) -> int:
 
 
 def _ask(options: argparse.Namespace, patience_s: float) -> Report:
+    until_s = time.monotonic() + patience_s
     try:
         with connect(
             **where(options), client="runnerctl health", timeout_s=patience_s, reconnect_s=0
         ) as client:
-            answer = client.health(patience_s)
+            answer = client.health(max(0.0, until_s - time.monotonic()))
     except RemoteError as error:
         # It answers, so it lives: others have all the connections.
         return Report(live=error.kind == "busy", ready=False, error=error.message)

@@ -12,6 +12,7 @@ import sys
 from typing import TYPE_CHECKING, Final
 
 from .endings import REFUSED, error_code, say, say_error
+from .streams import flush, open_standard_streams, output_lost
 
 if TYPE_CHECKING:
     import argparse
@@ -190,11 +191,6 @@ def main(words: Sequence[str] | None = None) -> int:
         return error_code(error)
     except KeyboardInterrupt:
         return 130  # 128 + SIGINT
-    except BrokenPipeError:
-        # The reader of our own output is gone, `runnerctl ps | head -1`: end as SIGPIPE would.
-        # Python's flush at exit would print a traceback about it.
-        sys.stdout = None
-        return 141  # 128 + SIGPIPE
     return code
 
 
@@ -203,12 +199,14 @@ def script() -> None:
     # msgspec takes it where it is installed, by whatever else, and it takes a quarter of our time;
     # typing has all that our messages need. None has its import fail, see importlib.
     sys.modules.setdefault("typing_extensions", None)  # type: ignore[arg-type]
-    code = main()
+    open_standard_streams()
     try:
-        if sys.stdout is not None:
-            sys.stdout.flush()
-    except OSError:
-        code = REFUSED
+        code = main()
+    except SystemExit as ended:  # argparse: --help, or bad usage
+        code = int(ended.code or 0)
+    except OSError as error:
+        code = output_lost(error)
+    code = flush(code)
     # Without the interpreter's tear-down, which costs a twentieth of the time and frees nothing
     # the kernel would not.
     os._exit(code)

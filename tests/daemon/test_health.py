@@ -22,6 +22,7 @@ from runnerd.daemon.listening import Listener
 from tests.cases.field import metric
 from tests.daemon.looking import log_lines, planted
 from tests.harness import RunnerdProcess, wait_for
+from tests.proxy import Proxy, Weather
 from tests.raw import RawClient
 
 if TYPE_CHECKING:
@@ -34,6 +35,24 @@ if TYPE_CHECKING:
 NOTICED_S = 5.0
 FAST = "from runnerd.daemon import pulse\npulse.PULSE_S = pulse.IDLE_PULSE_S = 0.1\n"
 """A pulse that needs no second; one test has the real one."""
+
+LATE_S = 1.2
+
+
+class Late(Weather):
+    """Everything is late by as much, both ways, and nothing is cut."""
+
+    def __init__(self) -> None:
+        super().__init__(0, cut_bytes=0)
+
+    def next_cut_s(self) -> float:
+        return 3600.0
+
+    def cut_after_bytes(self) -> int:
+        return 1 << 40
+
+    def pieces(self, data: bytes) -> list[tuple[float, bytes]]:
+        return [(LATE_S, data)]
 
 
 def degraded(client: Client) -> set[str]:
@@ -394,6 +413,19 @@ def test_who_does_not_answer_is_unhealthy(runnerd_daemon: RunnerdProcess, tmp_pa
     assert done.returncode == 1
     told = json.loads(done.stdout)
     assert (told["live"], told["ready"], told["state"]) == (False, False, None)
+
+
+def test_a_slow_daemon_gets_three_seconds_in_all(
+    runnerd_daemon: RunnerdProcess, tmp_path: Path
+) -> None:
+    """Not three for its hello and three more for its answer: Kubernetes waits four."""
+    with Proxy(tmp_path / "late.sock", runnerd_daemon.socket_path, Late()) as proxy:
+        began_s = time.monotonic()
+        done = runnerd_daemon.ctl("health", "--socket", proxy.path)
+        took_s = time.monotonic() - began_s
+    assert done.returncode == 1, done
+    assert done.stdout.startswith(b"unreachable:")
+    assert 3 <= took_s < 4 * LATE_S
 
 
 def test_health_waits_for_a_daemon_that_is_still_starting(
