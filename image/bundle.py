@@ -23,9 +23,11 @@ import os
 import platform
 import py_compile
 import shutil
+import signal
 import subprocess
 import sys
 from concurrent.futures import ProcessPoolExecutor
+from concurrent.futures.process import BrokenProcessPool
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
@@ -36,6 +38,7 @@ from shim import build_hook
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
+    from types import FrameType
 
 PLACE: Final = "/opt/runnerd"
 """Where it lies in the examples, and so what tracebacks say."""
@@ -63,9 +66,16 @@ def put_modules(modules_folder: Path, modules: Iterable[tuple[Path, str]]) -> No
         else:
             compiled = target.with_suffix(".pyc")
         work.append((source, compiled, f"{PLACE}/lib/{modules_folder.name}/{place}"))
-    with ProcessPoolExecutor(max_workers=os.cpu_count()) as pool:
+    with ProcessPoolExecutor(os.cpu_count(), initializer=leave_signals_to_parent) as pool:
         for _ in pool.map(compile_one, work, chunksize=16):
             pass
+
+
+def leave_signals_to_parent() -> None:
+    """Be a compiler: Ctrl-C reaches all of us, and ours is the one who makes the bundle to end."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    for number in (signal.SIGTERM, signal.SIGHUP):
+        signal.signal(number, signal.SIG_DFL)
 
 
 def compile_one(work: tuple[Path, Path, str]) -> None:
@@ -156,7 +166,9 @@ def strip(out: Path) -> None:
         print("bundle: no strip (Debian: binutils): symbols stay in", file=sys.stderr)
         return
     found = [path for path in out.rglob("*") if path.is_file() and _is_elf(path)]
-    subprocess.run(["strip", "--strip-unneeded", *map(str, found)], check=True)
+    done = subprocess.run(["strip", "--strip-unneeded", *map(str, found)], check=False)
+    if done.returncode != 0:
+        raise BundleError("strip failed; what it said is above")
 
 
 def _is_elf(path: Path) -> bool:
@@ -210,19 +222,23 @@ def build(out: Path) -> None:
     """Make the bundle in a folder that is not there yet, or is one already: then anew.
 
     Raises:
-        BundleError, build_hook.BuildError: If it cannot be made; nothing is at `out` then.
+        BundleError, build_hook.BuildError, OSError: If it cannot be made; nothing of it is left
+            then, and a bundle that was there is still there.
     """
     if build_hook.machine() != platform.machine():
         raise BundleError(f"it is for this machine's {platform.machine()}, whose Python it copies")
     if out.exists() and not (out / "share" / "contents.json").is_file():
         raise BundleError(f"{out} is there and is no bundle")
     unfinished = out.with_name(f".{out.name}.{os.getpid()}")
+    before = out.with_name(f".{out.name}.{os.getpid()}.before")
     try:
         fill(unfinished)
-        shutil.rmtree(out, ignore_errors=True)
+        if out.exists():
+            out.rename(before)
         unfinished.rename(out)
     finally:
         shutil.rmtree(unfinished, ignore_errors=True)
+        shutil.rmtree(before, ignore_errors=True)
 
 
 def fill(out: Path) -> None:
@@ -242,15 +258,29 @@ def fill(out: Path) -> None:
     open_to_all(out)
 
 
+def interrupted(number: int, _frame: FrameType | None) -> None:
+    """End by a signal, the way that leaves nothing behind."""
+    for each in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+        signal.signal(each, signal.SIG_IGN)  # a second one must not stop the cleaning up
+    print("image/build: interrupted", file=sys.stderr)
+    raise SystemExit(128 + number)
+
+
 def main() -> int:
     """Build by hand."""
     parser = argparse.ArgumentParser(prog="image/build", description="make runnerd's bundle")
     parser.add_argument("out", type=Path, metavar="OUT_DIR")
-    out = parser.parse_args().out.absolute()
+    out = Path(os.path.realpath(parser.parse_args().out))
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+        if signal.getsignal(number) is not signal.SIG_IGN:
+            signal.signal(number, interrupted)
     try:
         build(out)
     except (BundleError, build_hook.BuildError) as error:
         print(f"image/build: {error}", file=sys.stderr)
+        return 1
+    except (OSError, BrokenProcessPool) as error:
+        print(f"image/build: cannot make {out}: {error}", file=sys.stderr)
         return 1
     size = sum(path.lstat().st_size for path in out.rglob("*"))
     print(f"{out}: {size / 1e6:.1f} MB")

@@ -2,7 +2,8 @@
 
     python spawner.py docker run --rm -v {}:/run/runnerd sandbox -- sh -c 'echo hello; exit 3'
 
-{} is where the sandbox is to put its socket. Exits as the command did; 70 where the sandbox ended.
+{} is where the sandbox is to put its socket. Exits as the command did; 70 where the sandbox ended,
+125 where it refused the command, 64 without one.
 """
 
 import subprocess
@@ -11,7 +12,7 @@ import tempfile
 import time
 
 from runnerd.client.blocking import Client, connect
-from runnerd.client.errors import ConnectFailed, StreamLost
+from runnerd.client.errors import ConnectFailed, RemoteError, StreamLost
 from runnerd.protocol.notes import GapNote
 
 
@@ -42,6 +43,9 @@ def main(launch: list[str], command: list[str]) -> int:
                 ended = work.wait()
                 print(f"ended by {ended.reason}, oom: {ended.oom}", file=sys.stderr)
                 return ended.code if ended.code is not None else 128 + (ended.signal or 0)
+        except RemoteError as error:
+            print(f"refused: {error}", file=sys.stderr)
+            return 125
         except (ConnectFailed, StreamLost):
             print(f"the sandbox ended: {sandbox.wait(10)}", file=sys.stderr)
             return 70
@@ -51,5 +55,8 @@ def main(launch: list[str], command: list[str]) -> int:
 
 
 if __name__ == "__main__":
-    at = sys.argv.index("--")
+    at = sys.argv.index("--") if "--" in sys.argv else 0
+    if not sys.argv[1:at] or not sys.argv[at + 1 :]:
+        print(__doc__, file=sys.stderr)
+        sys.exit(64)
     sys.exit(main(sys.argv[1:at], sys.argv[at + 1 :]))

@@ -15,7 +15,11 @@ from __future__ import annotations
 import contextlib
 from typing import TYPE_CHECKING, Literal, TypeVar
 
-import anyio
+try:
+    import anyio
+except ModuleNotFoundError as error:
+    missing = f"{error}; the async client is in runnerd[async]: pip install 'runnerd[async]'"
+    raise ModuleNotFoundError(missing, name=error.name) from error
 import msgspec
 
 from runnerd.protocol.daemon_answers import HelloAnswer

@@ -33,6 +33,8 @@ class CommandWay:
     def __init__(self, command: Sequence[str]) -> None:
         assert not isinstance(command, str), "a list of words: no shell is involved"
         self._command = list(command)
+        if not command:
+            raise ValueError("no program is named")
         self._folder = os.getcwd()  # noqa: PTH109
         self._process: subprocess.Popen[bytes] | None = None
         self._words = -1
@@ -44,15 +46,14 @@ class CommandWay:
         Raises:
             ConnectFailed: If it cannot be started.
         """
-        way = cls(command)
+        name = command[0] if command else ""
         try:
+            way = cls(command)
             return way.reopen(), way
-        except OSError as error:
-            reason = (error.strerror or str(error)).lower()
+        except (OSError, ValueError) as error:  # ValueError: a word that no program can be given
+            reason = (getattr(error, "strerror", None) or str(error)).lower()
             hint = "see whether the program is there and may be run"
-            raise ConnectFailed(
-                f"cannot run '{way._command[0]}': {reason}", paths=[], hint=hint
-            ) from error
+            raise ConnectFailed(f"cannot run {name!r}: {reason}", paths=[], hint=hint) from error
 
     def reopen(self) -> socket.socket:
         """End the one before, whatever it does, and start the next.

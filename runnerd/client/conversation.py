@@ -149,14 +149,14 @@ class Conversation:
         if attach is not None:
             attach = msgspec.structs.replace(
                 attach,
-                subscriber=attach.subscriber or self._next_name(),
-                generation=attach.generation or 1,
+                subscriber=self._next_name() if attach.subscriber is None else attach.subscriber,
+                generation=1 if attach.generation is None else attach.generation,
             )
         horizon = self.starts if params.horizon is None else params.horizon
         return msgspec.structs.replace(
             params,
-            exec_id=params.exec_id or f"x-{self._mint()[:16]}",
-            nonce=params.nonce or self._mint(),
+            exec_id=f"x-{self._mint()[:16]}" if params.exec_id is None else params.exec_id,
+            nonce=self._mint() if params.nonce is None else params.nonce,
             horizon=horizon,
             attach=attach,
         )

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import socket
+import stat
 from typing import TYPE_CHECKING, Final, Protocol
 
 from runnerd.protocol.fields import TOKEN_CHARS_MAX
@@ -160,7 +161,18 @@ def reopen_socket(path: str) -> socket.socket:
     return connection
 
 
+def _is_socket(path: str) -> bool:
+    try:
+        return stat.S_ISSOCK(os.stat(path).st_mode)  # noqa: PTH116
+    except OSError:
+        return True  # or was one
+
+
 def _connect_failed(error: OSError, path: str, paths: list[str]) -> ConnectFailed:
+    if not path or (isinstance(error, ConnectionRefusedError) and not _is_socket(path)):
+        said = f"'{path}' is no socket" if path else "the path of the socket is empty"
+        hint = f"name the socket that 'runnerd serve' made by --socket or {SOCKET_VARIABLE}"
+        return ConnectFailed(said, paths=[path], hint=hint)
     if isinstance(error, FileNotFoundError):
         tried = " or ".join(f"'{each}'" for each in paths)
         hint = f"start it with 'runnerd serve', or name its socket by --socket or {SOCKET_VARIABLE}"

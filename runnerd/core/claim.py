@@ -122,4 +122,4 @@ def _words(claim: Claim) -> str:
     if claim.owner is None or claim.claimed_at is None:
         return "the sandbox is claimed, and who by cannot be read any more"
     at = datetime.fromtimestamp(claim.claimed_at, UTC).strftime("%Y-%m-%d %H:%M:%S UTC")
-    return f"'{claim.owner}' claimed the sandbox at {at}, asking incarnation {claim.incarnation}"
+    return f"'{claim.owner}' claimed the sandbox at {at}, of incarnation {claim.incarnation}"

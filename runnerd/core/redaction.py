@@ -20,13 +20,38 @@ DEFAULT_PATTERNS: Final = (
 )  # fmt: skip
 HIDDEN: Final = "<redacted>"
 
-_NAME: Final = r"[A-Za-z_][\w.-]*"
-_WORD: Final = re.compile(rf"-{{0,2}}({_NAME})(?:=|:\s*)(?=.)", re.DOTALL)
+_NAME: Final = r"\w[\w.-]*"
+_WORD: Final = re.compile(rf"-{{0,2}}({_NAME})(?:\+?=|:\s*)(?=.)", re.DOTALL)
 _OPTION: Final = re.compile(rf"--?({_NAME})")
 # A name, and what stands between it and its value: `=`, `: `, `": ` or behind an option a blank.
-_NAMED: Final = re.compile(rf"(?<![\w.-])(--?)?({_NAME})([\"']?\s*[=:]\s*|\s+)")
-_VALUE: Final = re.compile(r"\"[^\"]*\"?|'[^']*'?|[^\s;&|,}]+")
-_USERINFO: Final = re.compile(r"(://[^\s/:@]{0,256}:)[^\s/@]+(?=@)")
+_NAMED: Final = re.compile(
+    rf"(?<![\w.-])(--?)?({_NAME})"
+    r"(?:((?:\\*[\"'])?(?:\[[^\]\s]{0,64}\]|\])?\s*(?:[:+?]?=+>?|:)\s*)|(?:\s|\\\n)+)"
+)
+_HEADER: Final = re.compile(r"\s*:\s+")
+_QUOTES: Final = re.compile(r"\\.|[\"']", re.DOTALL)
+_DOUBLE: Final = r"\"(?:[^\"\\]|\\.)*+\"?"
+_SINGLE: Final = r"'[^']*+'?"
+_QUOTED: Final = re.compile(rf"{_DOUBLE}|'(?:[^'\\]|\\.)*+'?", re.DOTALL)
+# Behind a name in quotes: as in JSON, which may be quoted once more itself.
+_JSON: Final = re.compile(
+    rf"{_QUOTED.pattern}|(\\{{1,15}}[\"']).*?(?:\1|\Z)|\[[^\]]*+\]?|\{{[^}}]*+\}}?|[^\s,}}\]]+",
+    re.DOTALL,
+)
+_SHELL: Final = r"\$'(?:[^'\\]|\\.)*+'?|\\.|\$?\([^)]*+\)?|`[^`]*+`?|\$"
+# What a shell takes for one word, by the quote that the whole of it is in: that ends it.
+_SHELL_WORD: Final = {
+    "": re.compile(rf"(?:{_SHELL}|{_DOUBLE}|{_SINGLE}|[^\s;&|\"'\\`$(])++", re.DOTALL),
+    '"': re.compile(
+        rf"(?:\\\"(?:[^\"\\]|\\[^\"])*+(?:\\\")?|{_SHELL}|{_SINGLE}|[^\s;&|\"'\\`$(])++", re.DOTALL
+    ),
+    "'": re.compile(rf"(?:\\[^']|{_DOUBLE}|[^\s;&|\"'\\])++", re.DOTALL),
+}
+_TO_QUOTE: Final = {'"': re.compile(r"(?:[^\"\\]|\\.)++", re.DOTALL), "'": re.compile(r"[^']+")}
+_LINE: Final = {
+    "": re.compile(r"[^\n]+"), '"': re.compile(r"[^\"\n]+"), "'": re.compile(r"[^'\n]+"),
+}  # fmt: skip
+_USERINFO: Final = re.compile(r"(://[^\s/:@]{0,256}:)[^\s/@]+(?=@)|(https?://)[^\s/:@]+(?=@)")
 
 
 class Redaction:
@@ -63,19 +88,61 @@ class Redaction:
         return shown
 
     def _word(self, word: str) -> str:
-        found = _WORD.match(word)
-        if found is not None and self.hides(found[1]):
-            return word[: found.end()] + HIDDEN  # all of the word, blanks and quotes included
+        at = 0
+        while (found := _WORD.match(word, at)) is not None:  # --env=NAME=VALUE has two
+            if self.hides(found[1]):
+                return word[: found.end()] + HIDDEN  # all of the word, blanks and quotes included
+            at = found.end()
         return self.text(word)
 
     def text(self, text: str) -> str:
         """Return text, a shell script say, without what is assigned to such names in it."""
         kept: list[str] = []
-        at = 0
+        at, quote = 0, ""
         for found in _NAMED.finditer(text):
-            if found.start() < at or not (found[1] or found[3].strip()):
+            if found.start() < at or not (found[1] or found[3]):
                 continue  # inside what is hidden already; or two words, the first no option
-            if self.hides(found[2]) and (value := _VALUE.match(text, found.end())):
-                kept += text[at : found.end()], HIDDEN
+            if not self.hides(found[2]):
+                continue
+            quote = _quote_at(text, at, found.start(), quote)
+            kept.append(text[at : found.end()])
+            at = found.end()
+            if value := _value_pattern(text, found, quote).match(text, at):
+                kept.append(HIDDEN)
                 at = value.end()
-        return _USERINFO.sub(rf"\1{HIDDEN}", "".join(kept) + text[at:])
+        return _USERINFO.sub(_without_userinfo, "".join(kept) + text[at:])
+
+
+def _quote_at(text: str, start: int, end: int, quote: str) -> str:
+    """Return the quote that is open at `end`, "" for none; `quote` is open at `start`."""
+    for found in _QUOTES.finditer(text, start, end):
+        sign = found[0]
+        if not quote:
+            quote = sign if sign in "\"'" else ""
+        elif sign == quote or (quote == "'" and sign == "\\'"):
+            quote = ""
+    return quote
+
+
+def _value_pattern(text: str, found: re.Match[str], quote: str) -> re.Pattern[str]:
+    """Return what matches the value behind a name, with its end.
+
+    Args:
+        text: All of it.
+        found: A match of _NAMED.
+        quote: Which is open at its start. An apostrophe may have opened it, so it is believed only
+            where nothing nearer says more.
+    """
+    between = found[3] or ""
+    if between[:1] in ("\\", '"', "'"):
+        return _JSON
+    opened = text[found.start() - 1 : found.start()]
+    if opened in _TO_QUOTE:
+        return _TO_QUOTE[opened]  # 'Name: value' or "NAME=value", all of it one word
+    if text[found.end() : found.end() + 1] in _TO_QUOTE:
+        return _QUOTED if _HEADER.fullmatch(between) else _SHELL_WORD[""]
+    return (_LINE if _HEADER.fullmatch(between) else _SHELL_WORD)[quote]
+
+
+def _without_userinfo(found: re.Match[str]) -> str:
+    return (found[1] or found[2]) + HIDDEN

@@ -9,7 +9,7 @@ from runnerd.client.errors import ClientError
 from runnerd.protocol.requests import ExecAttach
 
 from .endings import ending, say, say_reconnecting
-from .passing import Passer, open_standard_streams
+from .passing import Passer
 from .reaching import where
 from .run import add_detach_keys
 
@@ -58,7 +58,6 @@ def arguments(parser: argparse.ArgumentParser) -> None:
 
 def main(options: argparse.Namespace) -> int:
     """Run it."""
-    open_standard_streams()
     if options.interactive and not options.tty:
         raise ClientError(
             "-i goes with -t: what is fed by a pipe has one writer, who started it",

@@ -21,18 +21,17 @@ from typing import TYPE_CHECKING, Final
 from runnerd.client.locate import open_socket
 
 from .endings import REFUSED, say
-from .passing import open_standard_streams
 from .reaching import where
 
 if TYPE_CHECKING:
     import argparse
 
 EPILOG: Final = """\
+Ends with 0 once either side has ended, and with 125 if there is no daemon.
+
 examples:
   docker exec -i sandbox runnerctl bridge
   from Python: connect_command(["docker", "exec", "-i", "sandbox", "runnerctl", "bridge"])
-
-Ends with 0 once either side has ended, and with 125 if there is no daemon.
 """
 
 CONNECT_S: Final = 10.0
@@ -48,7 +47,6 @@ def arguments(parser: argparse.ArgumentParser) -> None:
 
 def main(options: argparse.Namespace) -> int:
     """Run it."""
-    open_standard_streams()
     connection, _path = open_socket(where(options)["path"], CONNECT_S)
     try:
         Bridge(connection).run()

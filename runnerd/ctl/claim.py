@@ -19,6 +19,9 @@ Needs --fence. Of any number who claim a sandbox with --expect unclaimed exactly
 others are told whose it is. It stays claimed when the daemon is started again in the same state
 directory; if it would not, a line on standard error says so.
 
+The fence is in force once runnerctl is connected, also where the claim is refused: lower ones are
+shut out. So all who may create a sandbox say the same one, 1, and who resumes it a higher one.
+
 examples:
   runnerctl claim spawner-7 --expect unclaimed --fence 1    (whoever creates the sandbox)
   runnerctl claim spawner-9 --expect claimed --fence 2      (whoever resumes it)

@@ -5,7 +5,9 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Final
 
 from runnerd.client.blocking import connect
+from runnerd.client.errors import RemoteError
 
+from .endings import error_code, say
 from .reaching import where
 
 if TYPE_CHECKING:
@@ -13,7 +15,8 @@ if TYPE_CHECKING:
 
 EPILOG: Final = """\
 Frees the memory and disk that hold the output of execs that are over. Their ids stay taken and
-their exits known: wait and inspect still answer. One that is not over is refused.
+their exits known: wait and inspect still answer. One that is not over is refused (exit code 125),
+the others are let go of all the same.
 
 examples:
   runnerctl forget build
@@ -30,6 +33,14 @@ def arguments(parser: argparse.ArgumentParser) -> None:
 def main(options: argparse.Namespace) -> int:
     """Run it."""
     with connect(**where(options), client="runnerctl forget") as client:
+        code = 0
         for exec_id in options.exec_ids:
-            client.forget(exec_id)
-    return 0
+            try:
+                client.forget(exec_id)
+            except RemoteError as error:
+                if len(options.exec_ids) == 1:
+                    raise
+                # Without the error's own "nothing changed": others are forgotten.
+                say(error.message)
+                code = error_code(error)
+    return code

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 from typing import TYPE_CHECKING, Final
 
@@ -35,6 +36,7 @@ examples:
 """
 _ANSWER_S: Final = 3.0
 _PAUSE_S: Final = 0.1
+_WAIT_MAX_S: Final = 1e9
 UNHEALTHY: Final = 1
 
 
@@ -81,9 +83,14 @@ def arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def _seconds(text: str) -> float:
-    seconds = float(text)
-    if not 0 < seconds <= 1e9:
-        raise ValueError
+    import argparse  # noqa: PLC0415 - who gets here has it
+
+    try:
+        seconds = float(text)
+    except ValueError:
+        seconds = math.nan
+    if not 0 < seconds <= _WAIT_MAX_S:
+        raise argparse.ArgumentTypeError(f"'{text}' is no number of seconds above 0")
     return seconds
 
 
@@ -105,11 +112,12 @@ def main(options: argparse.Namespace) -> int:
 
 
 def _ask(options: argparse.Namespace, patience_s: float) -> Report:
+    until_s = time.monotonic() + patience_s
     try:
         with connect(
             **where(options), client="runnerctl health", timeout_s=patience_s, reconnect_s=0
         ) as client:
-            answer = client.health(patience_s)
+            answer = client.health(max(0.0, until_s - time.monotonic()))
     except RemoteError as error:
         # It answers, so it lives: others have all the connections.
         return Report(live=error.kind == "busy", ready=False, error=error.message)

@@ -11,7 +11,7 @@ from runnerd.client.following import record_seq
 from runnerd.protocol.notes import GapNote
 
 from .endings import say_gap, say_reconnecting
-from .passing import DESCRIPTORS, open_standard_streams
+from .passing import DESCRIPTORS
 from .reaching import where
 
 if TYPE_CHECKING:
@@ -57,7 +57,6 @@ def main(options: argparse.Namespace) -> int:
     """Run it."""
     if options.tail is not None and options.tail < 0:
         options.parser.error("--tail is a number of bytes, 0 or more")
-    open_standard_streams()
     with connect(**where(options), client="runnerctl logs", on_lost=say_reconnecting) as client:
         handle = client.attach(options.exec_id, after=options.after)
         records = handle.output()

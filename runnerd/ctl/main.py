@@ -12,11 +12,12 @@ import sys
 from typing import TYPE_CHECKING, Final
 
 from .endings import REFUSED, error_code, say, say_error
+from .streams import flush, open_standard_streams, output_lost
 
 if TYPE_CHECKING:
     import argparse
     from collections.abc import Sequence
-    from typing import NoReturn
+    from typing import Any, NoReturn
 
 COMMANDS: Final = {
     "run": ("run", "run a command and pass its output and exit code through"),
@@ -46,6 +47,19 @@ COMMANDS: Final = {
 }
 """Subcommand: its module, and its line in the help."""
 
+EPILOG: Final = """\
+`runnerctl COMMAND --help` says more of each.
+
+exit codes:
+  125     runnerd refused it or cannot be reached, or the command line is wrong; standard error
+          says which, and what to do
+  others  run, attach and wait: the command's own, see `runnerctl run --help`; activity, cancel,
+          health, unpin: 1 says no, see their help; else 0
+
+example:
+  runnerctl run -- echo hello
+"""
+
 
 def build_parser(words: Sequence[str]) -> argparse.ArgumentParser:
     """Build the parser, in full only for the subcommands among `words`."""
@@ -54,6 +68,11 @@ def build_parser(words: Sequence[str]) -> argparse.ArgumentParser:
 
     class Parser(argparse.ArgumentParser):
         """Exits with 125 on bad usage: 2, argparse's own, may be the command's exit code."""
+
+        def __init__(self, **how: Any) -> None:
+            super().__init__(**how)
+            self.register("type", float, _number)
+            self.register("type", int, _whole)
 
         def error(self, message: str) -> NoReturn:
             say(message)
@@ -66,11 +85,6 @@ def build_parser(words: Sequence[str]) -> argparse.ArgumentParser:
         width = int(columns) if (columns := os.environ.get("COLUMNS", "")).isdigit() else 100
         return argparse.RawDescriptionHelpFormatter(prog, width=max(width, 40) - 2)
 
-    def fence(text: str) -> int | str:
-        if text == "current" or (text.isascii() and text.isdigit() and 0 < int(text) < 2**63):
-            return text if text == "current" else int(text)
-        raise argparse.ArgumentTypeError(f"'{text}' is neither a number above 0 nor `current`")
-
     common = Parser(add_help=False, formatter_class=formatter)
     common.add_argument(
         "--socket",
@@ -82,7 +96,7 @@ def build_parser(words: Sequence[str]) -> argparse.ArgumentParser:
     common.add_argument(
         "--fence",
         metavar="N",
-        type=fence,
+        type=_fence,
         default=argparse.SUPPRESS,
         help="act as the owner of fence N, which from then on shuts out lower ones; `current` acts "
         "whoever the owner is (default: none, which may only look once there is an owner)",
@@ -96,7 +110,7 @@ def build_parser(words: Sequence[str]) -> argparse.ArgumentParser:
     parser = Parser(
         prog="runnerctl",
         description="Run commands through runnerd, and look after them.",
-        epilog="example:\n  runnerctl run -- echo hello",
+        epilog=EPILOG,
         formatter_class=formatter,
         parents=[common],
         allow_abbrev=False,
@@ -120,6 +134,32 @@ def build_parser(words: Sequence[str]) -> argparse.ArgumentParser:
             module.arguments(command)
             command.set_defaults(main=module.main, parser=command)
     return parser
+
+
+def _number(text: str) -> float:
+    try:
+        return float(text)
+    except ValueError as error:
+        raise _no_such(text, "is no number") from error
+
+
+def _whole(text: str) -> int:
+    try:
+        return int(text)
+    except ValueError as error:
+        raise _no_such(text, "is no whole number") from error
+
+
+def _fence(text: str) -> int | str:
+    if text == "current" or (text.isascii() and text.isdigit() and 0 < int(text) < 2**63):
+        return text if text == "current" else int(text)
+    raise _no_such(text, "is neither a number above 0 nor `current`")
+
+
+def _no_such(text: str, words: str) -> argparse.ArgumentTypeError:
+    import argparse  # noqa: PLC0415
+
+    return argparse.ArgumentTypeError(f"'{text}' {words}")
 
 
 def main(words: Sequence[str] | None = None) -> int:
@@ -151,11 +191,6 @@ def main(words: Sequence[str] | None = None) -> int:
         return error_code(error)
     except KeyboardInterrupt:
         return 130  # 128 + SIGINT
-    except BrokenPipeError:
-        # The reader of our own output is gone, `runnerctl ps | head -1`: end as SIGPIPE would.
-        # Python's flush at exit would print a traceback about it.
-        sys.stdout = None
-        return 141  # 128 + SIGPIPE
     return code
 
 
@@ -164,12 +199,14 @@ def script() -> None:
     # msgspec takes it where it is installed, by whatever else, and it takes a quarter of our time;
     # typing has all that our messages need. None has its import fail, see importlib.
     sys.modules.setdefault("typing_extensions", None)  # type: ignore[arg-type]
-    code = main()
+    open_standard_streams()
     try:
-        if sys.stdout is not None:
-            sys.stdout.flush()
-    except OSError:
-        code = REFUSED
+        code = main()
+    except SystemExit as ended:  # argparse: --help, or bad usage
+        code = int(ended.code or 0)
+    except OSError as error:
+        code = output_lost(error)
+    code = flush(code)
     # Without the interpreter's tear-down, which costs a twentieth of the time and frees nothing
     # the kernel would not.
     os._exit(code)

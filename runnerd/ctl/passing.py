@@ -24,7 +24,6 @@ import errno
 import os
 import select
 import signal
-import sys
 import time
 from typing import TYPE_CHECKING, Final
 
@@ -300,18 +299,3 @@ def _wait_writable(descriptor: int) -> None:
     poll = select.poll()
     poll.register(descriptor, select.POLLOUT)
     poll.poll()
-
-
-def open_standard_streams() -> None:
-    """Fill closed descriptors 0 to 2, so that no socket of ours takes their number.
-
-    Without it `runnerctl run -- cmd >&-` would write the command's output into its own
-    connection to the daemon.
-    """
-    while (descriptor := os.open(os.devnull, os.O_RDWR)) <= 2:
-        pass
-    os.close(descriptor)
-    if sys.stdout is None:
-        sys.stdout = open(os.devnull, "w")  # noqa: PTH123, SIM115
-    if sys.stderr is None:
-        sys.stderr = open(os.devnull, "w")  # noqa: PTH123, SIM115

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Final
 
 from runnerd.client.blocking import connect
-from runnerd.client.errors import ClientError, RemoteError
+from runnerd.client.errors import RemoteError
 from runnerd.protocol.signals import signal_name
 
 from .printing import command_line, duration, print_json, short_size, table
@@ -46,7 +46,7 @@ def main(options: argparse.Namespace) -> int:
     for text in options.label:
         name, is_pair, value = text.partition("=")
         if not is_pair:
-            raise ClientError(f"--label: '{text}' is not NAME=VALUE")
+            options.parser.error(f"--label: '{text}' is not NAME=VALUE")
         labels[name] = value
     with connect(**where(options), client="runnerctl ps") as client:
         execs = client.list_execs(labels=labels, live_only=not options.all)

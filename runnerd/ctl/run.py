@@ -11,7 +11,7 @@ from runnerd.client.errors import ClientError
 from runnerd.protocol.requests import Attach, ExecStart
 
 from .endings import ending, say, say_reconnecting
-from .passing import Passer, open_standard_streams
+from .passing import Passer
 from .reaching import where
 
 if TYPE_CHECKING:
@@ -120,7 +120,6 @@ def add_detach_keys(parser: argparse.ArgumentParser) -> None:
 
 def main(options: argparse.Namespace) -> int:
     """Run it."""
-    open_standard_streams()
     params = start_params(options)
     if options.tty and options.interactive and not options.detach:
         from .terminal import need_terminal  # noqa: PLC0415

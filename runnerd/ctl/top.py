@@ -8,7 +8,6 @@ import time
 from typing import TYPE_CHECKING, Final
 
 from runnerd.client.blocking import connect
-from runnerd.client.errors import ClientError
 
 from .printing import command_line, duration, short_size, table
 from .reaching import where
@@ -51,7 +50,7 @@ def arguments(parser: argparse.ArgumentParser) -> None:
 def main(options: argparse.Namespace) -> int:
     """Run it."""
     if not options.interval >= _INTERVAL_MIN_S:
-        raise ClientError(f"--interval: at least {_INTERVAL_MIN_S:g} seconds")
+        options.parser.error(f"--interval: at least {_INTERVAL_MIN_S:g} seconds")
     usage = CpuUse()
     with connect(**where(options), client="runnerctl top") as client:
         try:

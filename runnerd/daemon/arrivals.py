@@ -21,6 +21,7 @@ from .poller import EPOLLOUT, Owner, Poller
 from .running import Running
 
 _EPOLLOUT_EDGE: Final = EPOLLOUT | select.EPOLLET
+_asked = select.epoll()  # made now: when it is needed no descriptor may be had
 
 
 def unread_bytes(sock: socket.socket) -> int:
@@ -35,7 +36,19 @@ def has_hung_up(sock: socket.socket) -> bool:
     """Whether the peer closed its end, noticed or not."""
     poll = select.poll()
     poll.register(sock, select.POLLRDHUP)
-    return bool(poll.poll(0))
+    try:
+        return bool(poll.poll(0))
+    except OSError:  # EINVAL where our limit of descriptors is 0, poll(2)
+        return _has_hung_up(sock)
+
+
+def _has_hung_up(sock: socket.socket) -> bool:
+    # Three calls instead of one, but none that our limit of descriptors could fail.
+    _asked.register(sock, select.EPOLLRDHUP)
+    try:
+        return bool(_asked.poll(0))
+    finally:
+        _asked.unregister(sock)
 
 
 class Arrivals:

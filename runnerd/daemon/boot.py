@@ -29,6 +29,9 @@ def fill_standard_fds() -> None:
 
     Else the next descriptor opened would be one of them: a socket as somebody's stderr, or a
     control socket that the shim's dup2 overwrites.
+
+    Raises:
+        OSError: If /dev/null cannot be opened: commands could not be given it as their stdin.
     """
     for fd in range(_RESERVED_FDS):
         try:

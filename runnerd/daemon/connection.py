@@ -100,6 +100,7 @@ class Connection:
     def _release(self) -> None:
         held = self._outgoing.closed()
         self._service.counters.incoming_bytes -= self._incoming_bytes
+        self._splitter.drop()  # what is left of us may wait long for a collection
         self._sock.close()
         self._service.counters.subscriptions -= self._reserved
         self._reserved = 0

@@ -83,7 +83,9 @@ class Listener:
         with contextlib.suppress(FileNotFoundError, NotADirectoryError):
             try:
                 found = _identity(os.lstat(self.path))
-            except PermissionError as error:
+            except (FileNotFoundError, NotADirectoryError):
+                raise
+            except OSError as error:
                 raise SocketError(f"cannot look at '{self.path}': {error.strerror}") from error
             if found == self._identity:
                 return None
@@ -216,7 +218,10 @@ class Listener:
     def _bind(self, path: str) -> tuple[socket.socket, tuple[int, int]]:
         """Bind at a path that leads to ours; returns the socket, and what its file is."""
         mode, uid, gid = self._mode, self._uid, self._gid
-        listening = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_NONBLOCK)
+        try:
+            listening = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_NONBLOCK)
+        except OSError as error:
+            raise SocketError(f"cannot make a socket: {error.strerror}") from error
         is_bound = False
         try:
             # The mode of the socket itself is what bind(2) gives the file, less the umask: so it

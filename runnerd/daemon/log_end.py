@@ -30,6 +30,8 @@ def open_end(fd: int) -> WriteNow:
             return _Socket(socket.socket(fileno=os.dup(fd)))
         if stat.S_ISFIFO(mode) or os.isatty(fd):
             return _to(os.open(f"/proc/self/fd/{fd}", _FLAGS))
+        if stat.S_ISREG(mode):  # always writable, poll(2) says
+            return _to(fd)
     except OSError:
         pass
     return _asked_first(fd)
@@ -62,7 +64,10 @@ def _asked_first(fd: int) -> WriteNow:
     write = _to(fd)
 
     def write_if_ready(line: bytes) -> bool:
-        ready = poll.poll(0)
+        try:
+            ready = poll.poll(0)
+        except OSError:  # EINVAL where we may have no descriptor at all, poll(2)
+            return False
         return bool(ready) and bool(ready[0][1] & select.POLLOUT) and write(line)
 
     return write_if_ready

@@ -55,8 +55,8 @@ def text_line(at: dt.datetime, level: str, event: str, fields: dict[str, object]
 
 def _shown(value: object) -> str:
     text = value if isinstance(value, str) else _plain(value)
-    bare = text and not any(char in " \"'=" for char in text) and text.isprintable()
-    return text if bare else '"' + _printable(text).replace('"', '\\"') + '"'
+    bare = text and not any(char in " \"'=\\" for char in text) and text.isprintable()
+    return text if bare else '"' + _printable(text.replace("\\", r"\\").replace('"', r"\"")) + '"'
 
 
 def _plain(value: object) -> str:

@@ -29,7 +29,12 @@ def main() -> None:
     from .boot import fill_standard_fds, open_fds
 
     inherited = open_fds()
-    fill_standard_fds()
+    try:
+        fill_standard_fds()
+    except OSError as error:
+        from .options import EX_CONFIG
+
+        _leave(EX_CONFIG, f"runnerd: cannot open /dev/null: {error.strerror}")
     guard = set_up_guard()
     from .options import EX_CONFIG, ConfigError, check_fds, parse_options
 

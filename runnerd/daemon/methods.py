@@ -128,7 +128,9 @@ def _check_token(call: Call, params: Hello) -> None:
     connection.count_wrong_token()
     raise RequestError(
         "unauthorized",
-        "this daemon asks for a token" if params.token is None else "the token is not this one's",
+        "this daemon asks for a token"
+        if params.token is None
+        else "the token is not this daemon's",
         hint="say hello with the token that the daemon was given, see runnerctl --token-file",
     )
 
@@ -373,7 +375,13 @@ def _health(call: Call, _params: NoParams) -> None:
 
 
 def _metrics(call: Call, params: DaemonMetrics) -> None:
-    call.answer(exposition(call.service, params.format))
+    try:
+        made = exposition(call.service, params.format)
+    except OSError as error:  # its library is read at the first time, and there is no descriptor
+        raise RequestError(
+            "busy", f"the metrics cannot be made now: {error.strerror}", retry_after_s=1.0
+        ) from error
+    call.answer(made)
 
 
 # Each takes its own kind of Params, as METHODS pairs them; no type can say so for a mapping.

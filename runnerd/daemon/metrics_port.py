@@ -177,6 +177,8 @@ class MetricsPort:
             return _response(400)
         if method not in (b"GET", b"HEAD"):
             return _response(405, "Allow: GET, HEAD\r\n")
+        if target[:7].lower() == b"http://":  # as a proxy is asked, RFC 9112, 3.2.2
+            target = b"/" + target[7:].partition(b"/")[2]
         if target.partition(b"?")[0] != b"/metrics":
             return _response(404)
         form = "openmetrics" if _OPENMETRICS in rest.lower() else "text"

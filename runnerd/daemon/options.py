@@ -8,7 +8,7 @@ import os
 import resource
 import socket
 from collections.abc import Collection, Mapping
-from typing import Final, Literal, NoReturn
+from typing import Any, Final, Literal, NoReturn
 
 import msgspec
 
@@ -92,10 +92,29 @@ class _Parser(argparse.ArgumentParser):
     serve_options: frozenset[str] = frozenset()
     reads_environment = False
 
+    def __init__(self, **how: Any) -> None:
+        super().__init__(**how)
+        self.register("type", float, _number)
+        self.register("type", int, _whole)
+
     def error(self, message: str) -> NoReturn:
         if _Parser.reads_environment:
             raise ConfigError(f"in the RUNNERD_* variables: {message}")
         self.exit(EX_USAGE, f"runnerd: {message}\nhint: runnerd serve --help\n")
+
+
+def _number(text: str) -> float:
+    try:
+        return float(text)
+    except ValueError as error:
+        raise argparse.ArgumentTypeError(f"'{text}' is no number") from error
+
+
+def _whole(text: str) -> int:
+    try:
+        return int(text)
+    except ValueError as error:
+        raise argparse.ArgumentTypeError(f"'{text}' is no whole number") from error
 
 
 def parse_options(argv: list[str], environ: Mapping[str, str], shim: str) -> Options:
@@ -264,8 +283,8 @@ def _options(given: argparse.Namespace) -> Options:
         raise ConfigError(f"--cwd: '{given.cwd}' is not an absolute path")
     if given.cgroups not in ("auto", "off") and not os.path.isdir(given.cgroups):
         raise ConfigError(f"--cgroups: '{given.cgroups}' is no directory")
-    if not os.access(given.shim, os.X_OK):
-        raise ConfigError(f"--shim: '{given.shim}' is not there or not executable")
+    if not (os.path.isfile(given.shim) and os.access(given.shim, os.X_OK)):
+        raise ConfigError(f"--shim: '{given.shim}' is no program that we may execute")
     return Options(
         socket=given.socket or default_socket(),
         socket_mode=mode,

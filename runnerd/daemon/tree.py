@@ -139,10 +139,16 @@ class Tree:
 
     def left_by_shim(self) -> None:
         """The shim says that nothing is left below it."""
-        if self._leaf is not None and self._exec.is_live and self._leaf.pids():
+        if self._leaf is not None and self._exec.is_live and self._may_be_in(self._leaf):
             self._adopt()  # not below the shim, and in its cgroup all the same
         else:
             self._on_empty()
+
+    def _may_be_in(self, leaf: Leaf) -> bool:
+        try:
+            return bool(self._service.spares.retry(leaf.pids))
+        except OSError:
+            return True  # who cannot look does not say so; adopted, it is looked at until we can
 
     def shim_lost(self) -> None:
         """The shim is gone, with the command started: adopt what it has left."""

@@ -72,12 +72,14 @@ KINDS: Final[dict[str, Kind]] = {
         "say hello with a fence not below data.fence (runnerctl --fence), or only look",
     ),
     "already_claimed": Kind(
-        "sandbox", NOTHING, "it is data.owner's; whoever takes it over expects it to be claimed"
+        "sandbox",
+        NOTHING,
+        "it is data.owner's; who takes it over expects `claimed` (--expect claimed)",
     ),
     "not_claimed": Kind(
         "sandbox",
         NOTHING,
-        "nothing of an earlier owner is here; whoever makes it new expects it to be unclaimed",
+        "no earlier owner is known here; who makes it new expects `unclaimed` (--expect unclaimed)",
     ),
     "not_owner": Kind(
         "daemon", "the exec of that id is untouched", "it was started with another nonce"

@@ -18,6 +18,7 @@ FRAME_BYTES_MAX: Final = 4 * 1024 * 1024
 # quarter of the stack limit, 2 MiB by default (execve(2)); base64 adds a third.
 
 HEADER_BYTES: Final = 4
+_KEPT_BYTES: Final = 64 * 1024  # of frames taken already; more is let go of at once
 _BLANK: Final = b" \t\r"  # JSON's own white space (RFC 8259, 2), no other
 
 
@@ -63,13 +64,21 @@ class FrameSplitter:
         """How many bytes of an unfinished frame are held."""
         return len(self._buffer) - self._start
 
+    def drop(self) -> None:
+        """Let go of everything held; nothing more is fed."""
+        self._buffer = bytearray()
+        self._start = self._searched = 0
+
     def feed(self, data: bytes | bytearray | memoryview) -> None:
         """Store bytes just read; next_frame parses."""
         if self._start:
-            del self._buffer[: self._start]
-            self._searched -= self._start
-            self._start = 0
+            self._take_off()
         self._buffer += data
+
+    def _take_off(self) -> None:
+        del self._buffer[: self._start]
+        self._searched -= self._start
+        self._start = 0
 
     def next_frame(self) -> bytes | None:
         """Take the next complete payload off the buffer.
@@ -86,9 +95,11 @@ class FrameSplitter:
         """
         if self.encoding is None and not self._choose():
             return None
-        if self.encoding is Encoding.MSGPACK:
-            return self._next_counted()
-        return self._next_line()
+        counted = self.encoding is Encoding.MSGPACK
+        payload = self._next_counted() if counted else self._next_line()
+        if payload is None and self._start > _KEPT_BYTES:
+            self._take_off()  # who sent something large may be silent for days
+        return payload
 
     def _choose(self) -> bool:
         if len(self._buffer) == self._start:

@@ -92,7 +92,8 @@ def test_c122_without_descriptors_the_daemon_still_serves(start_daemon: Daemons)
         took_s = time.monotonic() - began_s
         assert cpu_s(daemon.pid) - cpu_before < 0.2 * took_s + 0.2  # the starts' own work
         kinds_logged = Counter(line["event"] for line in log_lines(daemon)[log_before:])
-        assert max(kinds_logged.values()) <= 11 + took_s, kinds_logged
+        # Of the shortage itself there may be no line here: it is said once in 5 s.
+        assert max(kinds_logged.values(), default=0) <= 11 + took_s, kinds_logged
         assert kinds_logged.total() < 10 * took_s, kinds_logged
         assert victim.signal(15).signalled == 1
         assert victim.wait(5).signal == 15

@@ -27,9 +27,20 @@ def planted(code: str) -> dict[str, Any]:
     return {"program": PLANTED, "env": {"PLANTED": textwrap.dedent(code)}}
 
 
+def whole_lines(path: Path) -> list[dict[str, Any]]:
+    """Wait until a file ends in a whole line, and return its lines; each must be a JSON object.
+
+    A write that passes the end of a page is seen in pieces by whoever reads meanwhile.
+    """
+    texts: list[str] = wait_for(
+        lambda: [text] if not (text := path.read_text()) or text.endswith("\n") else None
+    )
+    return [json.loads(line) for line in texts[0].splitlines()]
+
+
 def log_lines(daemon: RunnerdProcess, event: str | None = None) -> list[dict[str, Any]]:
-    """Return the log's lines, all or those of one event; each must be one JSON object."""
-    lines = [json.loads(line) for line in daemon.log_path.read_text().splitlines()]
+    """Return the log's lines, all or those of one event."""
+    lines = whole_lines(daemon.log_path)
     return [line for line in lines if event is None or line["event"] == event]
 
 

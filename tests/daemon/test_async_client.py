@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import inspect
+import subprocess
+import sys
 from typing import TYPE_CHECKING, Any
 
 import anyio
@@ -299,3 +301,12 @@ def test_a_string_as_input_is_refused_before_anything_runs(on_both: OnBoth) -> N
         assert await runner.list_execs() == []
 
     on_both(body)
+
+
+def test_without_anyio_it_says_what_to_install() -> None:
+    script = "import sys; sys.modules['anyio'] = None; import runnerd.client.asynchronous"
+    done = subprocess.run(
+        [sys.executable, "-c", script], check=False, capture_output=True, text=True, timeout=60
+    )
+    assert done.returncode == 1
+    assert done.stderr.endswith("pip install 'runnerd[async]'\n")

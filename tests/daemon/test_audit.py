@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import stat
 import subprocess
@@ -16,7 +15,7 @@ from runnerd.core.fence import CHANGES
 from runnerd.core.redaction import HIDDEN
 from runnerd.daemon.options import EX_CONFIG
 from tests import needs
-from tests.daemon.looking import log_lines, planted
+from tests.daemon.looking import log_lines, planted, whole_lines
 from tests.harness import REPOSITORY, RUNNERD, RunnerdProcess, wait_for
 from tests.raw import RawClient, RawError
 
@@ -28,14 +27,9 @@ if TYPE_CHECKING:
 SECRET = "Zq7-s3cr3t-Zq7"
 
 
-def entries(path: Path) -> list[dict[str, Any]]:
-    """Return the lines there are; each must be whole."""
-    return [json.loads(line) for line in path.read_text().splitlines()]
-
-
 def told(path: Path, count: int) -> list[dict[str, Any]]:
     found: list[dict[str, Any]] = wait_for(
-        lambda: lines if path.exists() and len(lines := entries(path)) >= count else None
+        lambda: lines if path.exists() and len(lines := whole_lines(path)) >= count else None
     )
     return found
 
@@ -65,7 +59,7 @@ def test_each_change_is_one_line_and_no_read_is(start_daemon: Start, tmp_path: P
             other.call("daemon.drain")  # without the fence
         client.call("daemon.stop")
     daemon.process.wait(10)
-    lines = entries(path)
+    lines = whole_lines(path)
     assert [(line["method"], line["result"]) for line in lines] == [
         ("hello", "ok"), ("exec.start", "ok"), ("exec.attach", "ok"), ("exec.write", "ok"),
         ("exec.signal", "exec_unknown"), ("exec.start", "start_failed"),
@@ -135,7 +129,7 @@ def test_a_file_that_was_rotated_is_begun_anew(start_daemon: Start, tmp_path: Pa
         told(path, 1)
         client.call("daemon.undrain")
         assert [line["method"] for line in told(path, 2)] == ["daemon.drain", "daemon.undrain"]
-    assert [line["method"] for line in entries(tmp_path / "audit.1")] == ["daemon.drain"]
+    assert [line["method"] for line in whole_lines(tmp_path / "audit.1")] == ["daemon.drain"]
 
 
 @pytest.mark.parametrize("what", ["link", "fifo", "directory", "open to others", "no folder"])
@@ -183,8 +177,11 @@ def test_a_full_disk_loses_lines_that_are_counted_and_told(
             sent += 1
         (inside / "filler").unlink()
         client.call("daemon.drain")
-        wait_for(lambda: entries(inside / "audit")[-1].get("method") == "daemon.drain")
-        lines = entries(inside / "audit")  # each is whole: half a line was taken back
+        written = inside / "audit"
+        wait_for(
+            lambda: [each.get("method") for each in whole_lines(written)[-1:]] == ["daemon.drain"]
+        )
+        lines = whole_lines(written)  # each is whole: half a line was taken back
         # A short batch may find room where a longer one has not, so there may be several gaps.
         lost = sum(line["lost"] for line in lines if "lost" in line)
         assert lost > 0

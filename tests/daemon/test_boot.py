@@ -109,6 +109,21 @@ def test_bad_usage_is_said_in_one_line_with_one_of_hint(words: tuple[str, ...]) 
     assert hint == "hint: runnerd serve --help"
 
 
+def test_a_number_that_is_none_is_called_that() -> None:
+    assert leaves_with(EX_USAGE, "--ready-fd", "x")[0].endswith(
+        "--ready-fd: 'x' is no whole number"
+    )
+    assert leaves_with(EX_USAGE, "--hello-s", "soon")[0].endswith("--hello-s: 'soon' is no number")
+
+
+@pytest.mark.parametrize("what", ["absent", "folder", "file"])
+def test_a_shim_that_cannot_be_executed_is_refused(tmp_path: Path, what: str) -> None:
+    (tmp_path / "folder").mkdir()
+    (tmp_path / "file").touch(0o600)
+    (error,) = leaves_with(EX_CONFIG, "--shim", str(tmp_path / what))
+    assert error == f"runnerd: --shim: '{tmp_path / what}' is no program that we may execute"
+
+
 @pytest.mark.parametrize("abstract", [False, True], ids=["path", "abstract"])
 def test_the_service_manager_is_told(tmp_path: Path, abstract: bool) -> None:
     with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as notify:

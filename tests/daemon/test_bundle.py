@@ -17,7 +17,7 @@ from image import entry
 from tests import needs
 from tests.bare_root import BUNDLE, SOCKET, BareRoot
 from tests.bundles import built_bundle
-from tests.harness import REPOSITORY, RunnerdProcess
+from tests.harness import REPOSITORY, RunnerdProcess, wait_for, with_default_signals
 
 Daemons = Callable[..., RunnerdProcess]
 
@@ -294,6 +294,18 @@ def test_what_was_put_aside_is_given_back() -> None:
     assert environ == {b"A": b"1", b"LC_ALL": b"tlh", b"LD_PRELOAD": b"", b"RUNNERD_SOCKET": b"/s"}
 
 
+def test_a_root_without_dev_null_is_said(bundle: Path) -> None:
+    needs.root()
+    needs.program("unshare")
+    script = 'mount -t tmpfs none /dev && exec "$0" serve --socket /dev/s/s'
+    words = ["unshare", "--mount", "sh", "-c", script, str(bundle / "bin" / "runnerd")]
+    done = subprocess.run(
+        words, stdin=subprocess.DEVNULL, capture_output=True, check=False, timeout=60
+    )
+    said = b"runnerd: cannot open /dev/null: No such file or directory\n"
+    assert (done.returncode, done.stdout, done.stderr) == (78, b"", said)
+
+
 # --- How it is made --------------------------------------------------------------------------
 
 
@@ -335,3 +347,56 @@ def test_it_is_made_for_no_other_machine(tmp_path: Path) -> None:
     assert done.returncode == 1
     assert b"whose Python it copies" in done.stderr
     assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize(
+    ("place", "text"),
+    [
+        ("file/b", "Not a directory"),
+        ("read-only/b", "Read-only file system"),
+        ("n" * 255, "File name too long"),
+    ],
+)
+def test_a_place_where_nothing_can_be_made_is_said(tmp_path: Path, place: str, text: str) -> None:
+    (tmp_path / "file").touch()
+    (tmp_path / "read-only").symlink_to("/sys")  # mounted so, or one where nothing can be made
+    done = make(tmp_path / place)
+    assert (done.returncode, done.stdout) == (1, b"")
+    assert done.stderr.startswith(b"image/build: cannot make /"), done.stderr
+    assert text in done.stderr.decode() or place.startswith("read-only")
+    assert done.stderr.count(b"\n") == 1
+    assert {path.name for path in tmp_path.iterdir()} == {"file", "read-only"}
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
+def test_a_build_that_is_interrupted_leaves_nothing(tmp_path: Path, number: int) -> None:
+    """Ctrl-C, which reaches the whole group, and a TERM or HUP to it; while it compiles."""
+    process = subprocess.Popen(
+        [sys.executable, "-m", "image.bundle", str(tmp_path / "b")],
+        cwd=REPOSITORY,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        start_new_session=True,
+        preexec_fn=with_default_signals,  # noqa: PLW1509  # no threads here
+    )
+    try:
+        wait_for(lambda: list(tmp_path.glob(".b.*/lib/python*/*")))
+        os.killpg(process.pid, number) if number == signal.SIGINT else process.send_signal(number)
+        said = process.communicate(timeout=60)
+    finally:
+        process.kill()
+    assert process.returncode == 128 + number
+    assert said == (b"", b"image/build: interrupted\n")
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_build_through_a_link_is_made_where_it_leads(bundle: Path, tmp_path: Path) -> None:
+    """Anew in the place of the bundle that is there."""
+    (tmp_path / "to" / "share").mkdir(parents=True)
+    shutil.copy(bundle / "share" / "contents.json", tmp_path / "to" / "share")
+    (tmp_path / "b").symlink_to("to")
+    done = make(tmp_path / "b")
+    assert done.returncode == 0, done.stderr
+    assert (tmp_path / "b").is_symlink()
+    assert (tmp_path / "to" / "bin" / "runnerd").is_file()
+    assert {path.name for path in tmp_path.iterdir()} == {"b", "to"}

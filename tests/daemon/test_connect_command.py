@@ -166,6 +166,9 @@ def test_a_bridge_without_a_daemon_fails_at_once_with_its_words(
         (["sh", "-c", "echo No such container: x >&2; exit 1"], "No such container: x"),
         (["true"], "'true' ended without reaching a daemon: no word"),
         (["sh", "-c", "yes >&2 & sleep 0.1; kill $!"], "ended without reaching a daemon: y"),
+        ([], "cannot run '': no program is named"),
+        (["a\0b"], r"cannot run 'a\x00b': embedded null byte"),
+        (["echo", "\ud800"], "cannot run 'echo': 'utf-8' codec can't encode"),
     ],
 )
 def test_a_command_that_does_not_connect(command: list[str], text: str, backend: str) -> None:

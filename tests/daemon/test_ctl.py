@@ -375,3 +375,34 @@ def test_our_own_reader_that_goes_away_is_no_traceback(runnerd_daemon: RunnerdPr
     )
     assert done.returncode == 141
     assert done.stderr == b""
+
+
+@pytest.mark.parametrize("words", [["health"], ["ps"], ["info", "--json"], ["--version"]])
+def test_a_closed_output_changes_no_exit_code(
+    runnerd_daemon: RunnerdProcess, words: list[str]
+) -> None:
+    def closing() -> None:
+        with_default_signals()
+        os.close(1)
+
+    done = runnerd_daemon.ctl(*words, preexec_fn=closing)
+    assert (done.returncode, done.stderr) == (0, b"")
+
+
+@pytest.mark.parametrize(
+    "words", [["health"], ["info"], ["schema"], ["--version"], ["--help"], ["run", "--help"]]
+)
+def test_our_own_output_that_cannot_be_written_is_said(
+    runnerd_daemon: RunnerdProcess, words: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Short and long, before and after a daemon is asked; a full disk, and a reader that left."""
+    monkeypatch.delenv("PYTHONUNBUFFERED", raising=False)  # argparse drops what write() says
+    with Path("/dev/full").open("wb") as full:
+        done = runnerd_daemon.ctl(*words, capture_output=False, stdout=full, stderr=subprocess.PIPE)
+    said = b"runnerctl: cannot write standard output: no space left on device\n"
+    assert (done.returncode, done.stderr) == (125, said)
+    reading, writing = os.pipe()
+    os.close(reading)
+    with os.fdopen(writing, "wb") as pipe:
+        done = runnerd_daemon.ctl(*words, capture_output=False, stdout=pipe, stderr=subprocess.PIPE)
+    assert (done.returncode, done.stderr) == (141, b"")

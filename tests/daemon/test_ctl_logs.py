@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from typing import TYPE_CHECKING
 
 import pytest
@@ -92,6 +93,20 @@ def test_an_unknown_id_is_said(runnerd_daemon: RunnerdProcess, words: tuple[str,
     done = runnerd_daemon.ctl(*words)
     assert done.returncode == 125
     assert b"nope" in done.stderr
+
+
+def test_forget_of_several_tells_of_each_that_it_refused_and_of_nothing_else(
+    runnerd_daemon: RunnerdProcess,
+) -> None:
+    exec_ids = [detached(runnerd_daemon, "true") for _ in range(2)]
+    for exec_id in exec_ids:
+        runnerd_daemon.ctl("wait", "--until", "closed", exec_id)
+    done = runnerd_daemon.ctl("forget", exec_ids[0], "nope", exec_ids[1])
+    assert (done.returncode, done.stderr) == (125, b"runnerctl: there is no exec 'nope'\n")
+    for exec_id in exec_ids:
+        assert (
+            json.loads(runnerd_daemon.ctl("inspect", exec_id).stdout)["transcript"] == "forgotten"
+        )
 
 
 def test_forget_of_a_live_exec_is_refused(runnerd_daemon: RunnerdProcess) -> None:

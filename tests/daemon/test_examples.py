@@ -53,6 +53,16 @@ def test_the_spawner_tells_the_end_of_the_sandbox_from_the_commands() -> None:
     assert spawn("true", options=("--no-such-option",)).returncode == 70
 
 
+def test_the_spawner_says_what_was_refused_and_how_it_is_used() -> None:
+    done = spawn("no-such-program")
+    assert (done.returncode, done.stdout) == (125, b"")
+    assert b"refused: cannot execute 'no-such-program': no such program\n" in done.stderr
+    usage = spawn()
+    assert usage.returncode == 64
+    assert b"python spawner.py docker run" in usage.stderr
+    assert b"Traceback" not in done.stderr + usage.stderr
+
+
 def test_the_spawner_is_as_short_as_it_says() -> None:
     lines = (EXAMPLES / "spawner.py").read_text().splitlines()
     code = lines[lines.index("def main(launch: list[str], command: list[str]) -> int:") :]

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
+import resource
 import shutil
 import signal
 import socket
@@ -20,6 +22,7 @@ from runnerd.daemon.listening import Listener
 from tests.cases.field import metric
 from tests.daemon.looking import log_lines, planted
 from tests.harness import RunnerdProcess, wait_for
+from tests.proxy import Proxy, Weather
 from tests.raw import RawClient
 
 if TYPE_CHECKING:
@@ -32,6 +35,24 @@ if TYPE_CHECKING:
 NOTICED_S = 5.0
 FAST = "from runnerd.daemon import pulse\npulse.PULSE_S = pulse.IDLE_PULSE_S = 0.1\n"
 """A pulse that needs no second; one test has the real one."""
+
+LATE_S = 1.2
+
+
+class Late(Weather):
+    """Everything is late by as much, both ways, and nothing is cut."""
+
+    def __init__(self) -> None:
+        super().__init__(0, cut_bytes=0)
+
+    def next_cut_s(self) -> float:
+        return 3600.0
+
+    def cut_after_bytes(self) -> int:
+        return 1 << 40
+
+    def pieces(self, data: bytes) -> list[tuple[float, bytes]]:
+        return [(LATE_S, data)]
 
 
 def degraded(client: Client) -> set[str]:
@@ -179,6 +200,39 @@ def test_a_directory_that_is_removed_is_made_again(listener: Listener, place: Pa
 def test_a_new_empty_directory_will_do(listener: Listener, place: Path) -> None:
     place.rename(f"{place}-before")
     place.mkdir(mode=0o755)
+    assert rebound(listener)
+    listener.close()
+
+
+def test_a_link_to_itself_in_its_place_is_said(listener: Listener, place: Path) -> None:
+    place.rename(f"{place}-before")
+    place.symlink_to(place)
+    assert "symbolic links" in trouble(listener)
+    place.unlink()
+    assert rebound(listener)
+    listener.close()
+
+
+@pytest.mark.parametrize("free", [0, 1])
+def test_without_descriptors_it_is_said_and_nothing_leaks(listener: Listener, free: int) -> None:
+    """It takes one for a directory, and one more for the socket."""
+    Path(listener.path).unlink()
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    held = [os.open("/dev/null", os.O_RDONLY)]
+    highest = max(int(each.name) for each in Path("/proc/self/fd").iterdir())
+    resource.setrlimit(resource.RLIMIT_NOFILE, (highest, hard))
+    try:
+        with contextlib.suppress(OSError):
+            while True:
+                held.append(os.open("/dev/null", os.O_RDONLY))
+        for _ in range(free):
+            os.close(held.pop())
+        for _ in range(3):
+            assert "Too many open files" in trouble(listener)
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+        for fd in held:
+            os.close(fd)
     assert rebound(listener)
     listener.close()
 
@@ -359,6 +413,19 @@ def test_who_does_not_answer_is_unhealthy(runnerd_daemon: RunnerdProcess, tmp_pa
     assert done.returncode == 1
     told = json.loads(done.stdout)
     assert (told["live"], told["ready"], told["state"]) == (False, False, None)
+
+
+def test_a_slow_daemon_gets_three_seconds_in_all(
+    runnerd_daemon: RunnerdProcess, tmp_path: Path
+) -> None:
+    """Not three for its hello and three more for its answer: Kubernetes waits four."""
+    with Proxy(tmp_path / "late.sock", runnerd_daemon.socket_path, Late()) as proxy:
+        began_s = time.monotonic()
+        done = runnerd_daemon.ctl("health", "--socket", proxy.path)
+        took_s = time.monotonic() - began_s
+    assert done.returncode == 1, done
+    assert done.stdout.startswith(b"unreachable:")
+    assert 3 <= took_s < 4 * LATE_S
 
 
 def test_health_waits_for_a_daemon_that_is_still_starting(

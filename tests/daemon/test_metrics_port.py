@@ -202,6 +202,8 @@ def metrics_daemon(start_daemon: Start) -> RunnerdProcess:
 
 REQUESTS: Final = {
     b"GET / HTTP/1.1\r\n\r\n": b"404",
+    b"GET http://127.0.0.1:1/metrics?a HTTP/1.1\r\n\r\n": b"200",
+    b"GET http://127.0.0.1:1 HTTP/1.1\r\n\r\n": b"404",
     b"GET /metrics/../etc HTTP/1.1\r\n\r\n": b"404",
     b"POST /metrics HTTP/1.1\r\n\r\n": b"405",
     b"GET /metrics HTTP/2.0\r\n\r\n": b"400",

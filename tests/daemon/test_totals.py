@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import fcntl
+import functools
 import sys
 import termios
 from typing import TYPE_CHECKING, Final
@@ -11,6 +12,7 @@ from typing import TYPE_CHECKING, Final
 import pytest
 
 from runnerd.protocol.framing import Encoding
+from tests.cases.field import rss_bytes
 from tests.harness import wait_for
 from tests.raw import ClosedError, RawClient
 
@@ -35,6 +37,10 @@ def unread_bytes(client: RawClient) -> int:
     """Return what the daemon has not read yet. Source: unix(7), SIOCOUTQ."""
     found = fcntl.ioctl(client.sock, termios.TIOCOUTQ, b"\0\0\0\0")
     return int.from_bytes(found, sys.byteorder)
+
+
+def is_read(client: RawClient) -> bool:
+    return unread_bytes(client) == 0
 
 
 def sent(client: RawClient) -> None:
@@ -90,6 +96,26 @@ def test_unfinished_requests_are_bounded_over_all_connections(start_daemon: Star
         assert other.call("ping") == {}
         other.sock.sendall(unfinished(other) + b"\n")
         assert other.receive()["error"]["data"]["kind"] == "invalid_params"
+
+
+@pytest.mark.parametrize("is_over", [False, True], ids=["silent", "gone"])
+def test_large_requests_leave_nothing_behind(start_daemon: Start, is_over: bool) -> None:
+    """Answered and silent since then: no bound counted them. Gone: a collection came too rarely."""
+    daemon = start_daemon()
+    with contextlib.ExitStack() as stack:
+        other = stack.enter_context(RawClient(daemon.socket_path))
+        before = rss_bytes(daemon.pid)
+        for _ in range(60):
+            client = stack.enter_context(RawClient(daemon.socket_path))
+            client.sock.sendall(unfinished(client))
+            if is_over:
+                wait_for(functools.partial(is_read, client))
+                client.sock.close()
+            else:
+                client.sock.sendall(b"\n")
+                assert client.receive()["error"]["data"]["kind"] == "invalid_params"
+        assert other.call("ping") == {}
+        assert rss_bytes(daemon.pid) - before < 60 * PIECE_BYTES / 3
 
 
 def connections(client: RawClient) -> int:

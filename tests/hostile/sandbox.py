@@ -99,9 +99,12 @@ def hello(sock):
     try:
         sock.settimeout(20)
         sock.sendall(HELLO)
-        answer = json.loads(sock.makefile().readline())
+        line = sock.makefile().readline()
     except OSError as error:
         return errno.errorcode.get(error.errno, 'timeout')
+    if not line:
+        return 'closed'
+    answer = json.loads(line)
     return 'in' if 'result' in answer else answer['error']['data']['kind']
 
 def connect(path):

@@ -175,7 +175,8 @@ if os.fork() == 0:
     os.kill(-1, signal.SIGKILL)                  # daemon and shims; nobody is left to end us
     result, path = sys.argv[1:]
     outcome = ''
-    while outcome in ('', 'ENOENT', 'ECONNREFUSED'):
+    # What was killed may still take connections, and lets go of them as it ends.
+    while outcome in ('', 'ENOENT', 'ECONNREFUSED', 'ECONNRESET', 'EPIPE', 'closed'):
         time.sleep(0.01)
         outcome = connect(path)
     with open(result + '.new', 'w') as file:

@@ -46,7 +46,7 @@ def test_already_claimed_says_who_since_when_and_which_incarnation() -> None:
     assert (error.data.owner, error.data.claimed_at) == ("first", WALL_S)
     assert (error.data.incarnation, error.data.fence) == ("before", 3)
     assert error.message == (
-        "'first' claimed the sandbox at 2023-11-14 22:13:20 UTC, asking incarnation before"
+        "'first' claimed the sandbox at 2023-11-14 22:13:20 UTC, of incarnation before"
     )
 
 

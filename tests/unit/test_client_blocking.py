@@ -83,6 +83,16 @@ def test_a_stale_socket_says_that_nobody_listens(tmp_path: Path) -> None:
         connect(tmp_path / "s")
 
 
+@pytest.mark.parametrize("what", ["folder", "file", ""])
+def test_what_is_no_socket_is_called_that(tmp_path: Path, what: str) -> None:
+    (tmp_path / "folder").mkdir()
+    (tmp_path / "file").touch()
+    said = f"'{tmp_path / what}' is no socket" if what else "the path of the socket is empty"
+    with pytest.raises(ConnectFailed, match=said) as caught:
+        connect(tmp_path / what if what else "")
+    assert "--socket" in caught.value.hint
+
+
 def test_a_refused_hello_is_the_daemons_error(tmp_path: Path) -> None:
     def refuse(peer: Peer, request_id: Id, params: Params) -> None:
         peer.fail(request_id, RequestError("peer_refused", "a command of runnerd"))

@@ -63,6 +63,13 @@ def test_what_the_caller_chose_is_kept() -> None:
     assert peer.asked()[0][2] == mine
 
 
+def test_what_the_caller_chose_and_may_not_choose_is_for_the_daemon_to_refuse() -> None:
+    """An empty id from `--id "$UNSET"` is a mistake, and no wish for one that is made up."""
+    mine = ExecStart(argv=["a"], exec_id="", nonce="", attach=Attach(subscriber="", generation=0))
+    sent = conversation().prepared(mine)
+    assert (sent.exec_id, sent.nonce, sent.attach) == (mine.exec_id, mine.nonce, mine.attach)
+
+
 def test_the_horizon_is_what_the_daemon_last_said() -> None:
     peer = ScriptedPeer(conversation(), starts=41)
     peer.start(START, starts=50)

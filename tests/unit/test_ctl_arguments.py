@@ -176,6 +176,33 @@ def test_an_unknown_option_points_at_the_help_that_lists_the_options(
     assert capsys.readouterr().err.endswith(f"hint: {program} --help\n")
 
 
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["run", "--deadline", "soon", "--", "a"], "argument --deadline: 'soon' is no number"),
+        (["run", "--nice", "1.5", "--", "a"], "argument --nice: '1.5' is no whole number"),
+        (["logs", "--after", "x", "a"], "argument --after: 'x' is no whole number"),
+        (["wait", "--timeout", "", "a"], "argument --timeout: '' is no number"),
+        (["top", "--interval", "0"], "--interval: at least 0.1 seconds"),
+        (["ps", "--label", "x"], "--label: 'x' is not NAME=VALUE"),
+        *(
+            (
+                ["health", "--wait", text],
+                f"argument --wait: '{text}' is no number of seconds above 0",
+            )
+            for text in ("-1", "0", "nan", "x", "1e10")
+        ),
+    ],
+)
+def test_a_bad_value_is_said_in_plain_words_with_a_hint(
+    words: list[str], said: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit) as caught:
+        main(words)
+    assert caught.value.code == 125
+    assert capsys.readouterr().err == f"runnerctl: {said}\nhint: runnerctl {words[0]} --help\n"
+
+
 @pytest.mark.parametrize("name", COMMANDS)
 def test_every_subcommand_explains_itself_with_an_example(
     name: str, capsys: pytest.CaptureFixture[str]

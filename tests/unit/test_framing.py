@@ -1,6 +1,7 @@
 """Bytes become frames, or one error; nothing else, and in bounded memory."""
 
 import itertools
+import sys
 from collections.abc import Iterator
 
 import pytest
@@ -224,6 +225,23 @@ def test_a_long_connection_holds_one_read_at_most(encoding: Encoding) -> None:
         drain(splitter)
         assert splitter.pending_bytes <= len(one)
         assert len(splitter._buffer) <= len(one) + 37
+
+
+@pytest.mark.parametrize("encoding", Encoding)
+def test_what_was_large_and_is_taken_is_not_held(encoding: Encoding) -> None:
+    """Of a connection that then says nothing for days, and of one that is gone."""
+    large = frame(b"{" + b"x" * 1_000_000, encoding)
+    splitter = FrameSplitter(2_000_000)
+    splitter.feed(large)
+    splitter.feed(large[:10])
+    assert len(drain(splitter)) == 1
+    assert sys.getsizeof(splitter._buffer) < 1000
+    splitter.feed(large[10:])
+    assert len(drain(splitter)) == 1
+    splitter.feed(large[:-1])
+    splitter.drop()
+    assert splitter.pending_bytes == 0
+    assert sys.getsizeof(splitter._buffer) < 1000
 
 
 @pytest.mark.parametrize("view", [bytes, bytearray, memoryview])

@@ -11,6 +11,7 @@ import select
 import socket
 import threading
 import time
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -76,6 +77,9 @@ def test_text_for_people() -> None:
     assert (
         shown.split(" ", 1)[1] == 'warning shim_lost pid=7 why="no room" argv="[\\"a\\"]" ok=true\n'
     )
+    fields = {"why": 'a\\" level=error why="b', "reason": "a b\\", "path": "a\\b"}
+    shown = text_line(AT, "info", "e", fields).decode()
+    assert shown.endswith(r' e why="a\\\" level=error why=\"b" reason="a b\\" path="a\\b"' "\n")
     shown = text_line(AT, "error", "stray", {"error": "\x1b[31m", "traceback": "a\n  b\n"}).decode()
     assert shown.split(" ", 1)[1] == 'error   stray error="\\x1b[31m"\n    a\n      b\n'
 
@@ -239,6 +243,25 @@ def test_where_it_cannot_be_opened_anew_it_is_asked_first(monkeypatch: pytest.Mo
         assert taken == 16  # a pipe's 64 KiB
         os.read(reader, 65536)
         assert write(LINE)
+
+
+def test_where_it_cannot_even_be_asked_the_line_is_lost(monkeypatch: pytest.MonkeyPatch) -> None:
+    """poll(2) fails where a process may have no descriptor at all; the log must not."""
+
+    class Unaskable(Poll):
+        def poll(self, _timeout: int) -> list[tuple[int, int]]:
+            raise OSError(22, "Invalid argument")
+
+    monkeypatch.setattr(select, "poll", Unaskable)
+    with ends("pipe") as (_reader, writer):
+        assert not _asked_first(writer)(LINE)
+
+
+def test_a_file_is_not_asked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delattr(select, "poll")
+    with (tmp_path / "log").open("wb") as file:
+        assert open_end(file.fileno())(LINE)
+    assert (tmp_path / "log").read_bytes() == LINE
 
 
 def test_a_reader_that_is_gone_and_a_closed_descriptor_lose_lines_and_nothing_else() -> None:

@@ -68,6 +68,13 @@ def test_patterns_can_be_added() -> None:
         (["sh", "-c", f"x --password {S} y"], ["sh", "-c", f"x --password {HIDDEN} y"]),
         (["x", f'{{"password": "{S}", "a": 1}}'], ["x", f'{{"password": {HIDDEN}, "a": 1}}']),
         (["git", f"https://u:{S}@host/p"], ["git", f"https://u:{HIDDEN}@host/p"]),
+        (["git", f"https://{S}@host/p"], ["git", f"https://{HIDDEN}@host/p"]),
+        (["git", "ssh://git@host/p"], ["git", "ssh://git@host/p"]),
+        (["x", f"--env=API_KEY=a {S}"], ["x", f"--env=API_KEY={HIDDEN}"]),
+        (["x", f"--set=db.password=a,{S}"], ["x", f"--set=db.password={HIDDEN}"]),
+        (["curl", f"--header=Cookie: a=1; b={S}"], ["curl", f"--header=Cookie: {HIDDEN}"]),
+        (["x", f"API_KEY+={S}"], ["x", f"API_KEY+={HIDDEN}"]),
+        (["x", f"--1password={S}"], ["x", f"--1password={HIDDEN}"]),
         (["echo", "password", "is"], ["echo", "password", "is"]),
         (["make", "A=b", "--jobs=4"], ["make", "A=b", "--jobs=4"]),
         ([], []),
@@ -75,6 +82,50 @@ def test_patterns_can_be_added() -> None:
 )  # fmt: skip
 def test_words_of_a_command_line(argv: list[str], shown: list[str]) -> None:
     assert HIDE.words(argv) == shown
+
+
+@pytest.mark.parametrize(
+    ("script", "shown"),
+    [
+        ("curl -H 'Authorization: Bearer @' url", "curl -H 'Authorization: #' url"),
+        ('curl -H "Cookie: a=1; b=@" url', 'curl -H "Cookie: #" url'),
+        ('curl --header="X-Auth: @ @" url', 'curl --header="X-Auth: #" url'),
+        ("cat <<E\nAuthorization: Basic @\nHost: h\nE", "cat <<E\nAuthorization: #\nHost: h\nE"),
+        ("x 'API_KEY=a @' y", "x 'API_KEY=#' y"),
+        ("x --password 'a @' y", "x --password # y"),
+        ("x --password \\\n @ y", "x --password \\\n # y"),
+        ("TOKEN=$'a\\'b @' y", "TOKEN=# y"),
+        ("TOKEN='a'\\''b @' y", "TOKEN=# y"),
+        ('TOKEN="a"@ y', "TOKEN=# y"),
+        ('TOKEN="a\\"b @" y', "TOKEN=# y"),
+        ("TOKEN=a\\ @ y", "TOKEN=# y"),
+        ("TOKEN=a,@}b y", "TOKEN=# y"),
+        ("TOKEN=$(echo @) y", "TOKEN=# y"),
+        ("TOKEN=`echo @` y", "TOKEN=# y"),
+        ("TOKEN=(a @) y", "TOKEN=# y"),
+        ("TOKEN+=@ A_KEY[0]=@ y", "TOKEN+=# A_KEY[0]=# y"),
+        ('sh -c "a; TOKEN=@; b" c', 'sh -c "a; TOKEN=#; b" c'),
+        ("sh -c \"TOKEN='a @' b\" c", 'sh -c "TOKEN=#" c'),
+        (": don't\nTOKEN='a @' y", ": don't\nTOKEN=# y"),
+        ('curl "http://h/?token=@&a=1" "b"', 'curl "http://h/?token=#&a=1" "b"'),
+        ("password := @ ; api_key => '@' x", "password := # ; api_key => # x"),
+        ('{"password": "a\\"b @", "c": 1}', '{"password": #, "c": 1}'),
+        ('{"token":12,"keys":["a","@"],"c":1}', '{"token":#,"keys":#,"c":1}'),
+        ('x "{\\"token\\": \\"a @\\", 1}"', 'x "{\\"token\\": #, 1}"'),
+    ],
+)  # fmt: skip
+def test_text_of_a_script(script: str, shown: str) -> None:
+    """`@` stands for the secret, `#` for what is written down."""
+    assert HIDE.text(script.replace("@", S)) == shown.replace("#", HIDDEN)
+
+
+@given(
+    st.text(st.sampled_from("aT=:'\"\\ \n$(`[-{,#;") | st.characters(), max_size=20),
+    st.sampled_from([" TOKEN=@", "\n--password=@ b", "\nX-Auth: Bearer @\n", ' {"key": "a @"}']),
+)
+def test_nothing_before_it_brings_a_secret_back(before: str, form: str) -> None:
+    secret = "Zq7Zq7Zq7"
+    assert secret not in HIDE.text(before + form.replace("@", secret))
 
 
 @given(st.lists(st.text()), st.sampled_from(["--password={}", "API_KEY={}", "--token {}"]))
@@ -88,11 +139,15 @@ def test_no_surroundings_bring_a_secret_back(words: list[str], form: str) -> Non
 @pytest.mark.parametrize(
     "text",
     ["a" * 100_000, "-" * 100_000, "a-" * 50_000, " " * 100_000, "=" * 100_000, "a=" * 50_000,
-     "://" * 30_000, "TOKEN='" * 10_000, "a " * 50_000, 'KEY="' * 20_000, "://a" * 25_000],
+     "://" * 30_000, "TOKEN='" * 10_000, "a " * 50_000, 'KEY="' * 20_000, "://a" * 25_000,
+     "KEY=(" * 20_000, "KEY=`" * 20_000, "'KEY: " * 20_000, '"KEY":\\"' * 10_000, "KEY=$" * 20_000,
+     '"KEY":' + "\\" * 50_000 + '"' + "\\" * 50_000, "KEY: " * 20_000, "KEY=" + "\\" * 100_000,
+     "https://" * 12_000, "https://" + "a" * 100_000, "KEY[" * 25_000, "a\\" * 50_000],
 )  # fmt: skip
 def test_every_search_takes_linear_time(text: str) -> None:
     """It runs with the GIL: a request must not stop the loop. n squared takes minutes."""
     began_s = time.process_time()
+    HIDE.words([text])
     HIDE.text(text)
     assert time.process_time() - began_s < 2
 

@@ -159,6 +159,25 @@ def test_try_says_how_it_is_used(argument: str, code: int) -> None:
     assert ("image/try -- CMD" in done.stderr) == (argument != "--")
 
 
+def test_try_finds_its_daemon_while_others_end(tmp_path: Path) -> None:
+    """grep's exit code is 2 then, though it has found what it was to find."""
+    put_program(tmp_path / "grep", f'{shutil.which("grep")} "$@"; exit 2')
+    script = """
+        set -euo pipefail
+        eval "$(sed -n '/^only_child() {/,/^}/p' "$1")"
+        file=$2
+        sh -c 'sleep 4321 & echo $!; wait' >"$file" 2>&1 &
+        job=$!
+        until [ -s "$file" ]; do sleep 0.01; done
+        trap 'kill "$(cat "$file")"' EXIT
+        only_child "$job"
+    """
+    words = ["bash", "-c", script, "bash", str(TOP / "image/try"), str(tmp_path / "pid")]
+    env = {**os.environ, "PATH": f"{tmp_path}:{os.environ['PATH']}"}
+    done = subprocess.run(words, check=False, capture_output=True, text=True, timeout=60, env=env)
+    assert (done.returncode, done.stdout) == (0, (tmp_path / "pid").read_text()), done.stderr
+
+
 def reaper(*argv: str) -> list[str]:
     return [sys.executable, "-I", str(TOP / "tests/reaper.py"), *argv]
 
