@@ -59,6 +59,11 @@ def run(client: RawClient, exec_id: str, argv: list[str] | None = None) -> dict[
     return client.call("exec.wait", exec_id=exec_id, until="closed")
 
 
+def wait_until_written(client: RawClient) -> None:
+    """Wait until the journal has all that came before: an exit is told before it is written."""
+    wait_for(lambda: client.call("exec.start", argv=["true"])["journaled"])
+
+
 def refused(client: RawClient, method: str, **params: object) -> RawError:
     with pytest.raises(RawError) as caught:
         client.call(method, **params)
@@ -105,6 +110,7 @@ def test_after_a_kill_what_had_exited_is_known_and_what_ran_is_lost(
         ran = client.call("exec.start", exec_id="ran", nonce="n", argv=["sleep", "900"])
         # What a command that is long in running has told of itself is written by now.
         run(client, "after")
+        wait_until_written(client)
         incarnation = client.hello["incarnation"]
         kill(daemon)
     wait_for(lambda: not is_alive(ran["pid"]))
@@ -130,6 +136,7 @@ def test_a_start_sent_again_to_the_next_daemon_runs_nothing(
     with RawClient(daemon.socket_path) as client:
         first = client.call("exec.start", exec_id="e", nonce="n", argv=argv)
         client.call("exec.wait", exec_id="e", until="closed")
+        wait_until_written(client)
         kill(daemon)
     daemon = start_daemon(place=place)
     with RawClient(daemon.socket_path) as client:
