@@ -7,6 +7,7 @@ without the GIL. What came of them goes back to the loop by way of an eventfd.
 
 from __future__ import annotations
 
+import contextlib
 import os
 import queue
 import signal
@@ -81,7 +82,8 @@ class Disk:
             os.eventfd_write(self._event, 1)
 
     def _tell(self) -> None:
-        os.eventfd_read(self._event)
+        with contextlib.suppress(BlockingIOError):  # it is still to be read then, and is again
+            os.eventfd_read(self._event)
         for _ in range(_DONE_MAX):
             if not self._done:
                 return

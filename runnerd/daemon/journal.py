@@ -233,7 +233,8 @@ class Journal:
     # ------------------------------------------------------------------ what became of it
 
     def _take_done(self, _events: int) -> None:
-        os.eventfd_read(self._done_fd)
+        with contextlib.suppress(BlockingIOError):  # it is still to be read then, and is again
+            os.eventfd_read(self._done_fd)
         while not self._done.empty():
             written = self._done.get_nowait()
             if written.defect is not None:

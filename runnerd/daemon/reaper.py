@@ -85,7 +85,8 @@ class Reaper:
 
         A SIGCHLD cannot be lost, but this costs nothing and needs no proof.
         """
-        os.eventfd_write(self._deaths, 1)
+        with contextlib.suppress(OSError):  # the next sweep does it
+            os.eventfd_write(self._deaths, 1)
 
     def reap(self) -> int:
         """Take the status of every child that has ended; returns how many."""

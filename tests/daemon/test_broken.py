@@ -677,6 +677,35 @@ def test_what_is_forgotten_is_freed_without_the_collector(start_daemon: Start) -
     assert runnings <= 5 + 1
 
 
+def test_a_thread_that_is_heard_of_before_it_can_be_read_is_heard_of_again(
+    start_daemon: Start,
+) -> None:
+    """The journal's and the disk's: a read that fails is tried again in the next turn."""
+    daemon = start_daemon(
+        "--tail-bytes-max", str(64 << 10),
+        **planted("""
+            import errno, itertools, os
+            read, turns = os.eventfd_read, itertools.count(1)
+            def failing(fd):
+                if next(turns) % 2:
+                    raise BlockingIOError(errno.EAGAIN, os.strerror(errno.EAGAIN))
+                return read(fd)
+            os.eventfd_read = failing
+        """),
+    )  # fmt: skip
+    with RawClient(daemon.socket_path) as client:
+        for number in range(6):
+            exec_id = f"e{number}"
+            started = client.call("exec.start", exec_id=exec_id, argv=["seq", "100000"])
+            assert started["created"]
+            assert client.call("exec.wait", exec_id=exec_id, until="closed")["code"] == 0
+        wait_for(lambda: client.call("exec.inspect", exec_id="e0")["spool"] == "on")
+        wait_for(lambda: client.call("exec.start", argv=["true"])["journaled"])
+        assert "runnerd_stray_failures_total{" not in client.call("daemon.metrics")["text"]
+    assert daemon.stop() == 0
+    assert not log_lines(daemon, "uncaught_error")
+
+
 def test_the_descriptor_kept_for_a_peer_too_many_is_taken_back_later(start_daemon: Start) -> None:
     daemon = start_daemon(
         **planted("""
