@@ -82,7 +82,7 @@ class Disk:
             os.eventfd_write(self._event, 1)
 
     def _tell(self) -> None:
-        with contextlib.suppress(BlockingIOError):  # it is still to be read then, and is again
+        with contextlib.suppress(BlockingIOError, InterruptedError):  # read again in the next turn
             os.eventfd_read(self._event)
         for _ in range(_DONE_MAX):
             if not self._done:

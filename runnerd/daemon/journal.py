@@ -233,7 +233,7 @@ class Journal:
     # ------------------------------------------------------------------ what became of it
 
     def _take_done(self, _events: int) -> None:
-        with contextlib.suppress(BlockingIOError):  # it is still to be read then, and is again
+        with contextlib.suppress(BlockingIOError, InterruptedError):  # read again in the next turn
             os.eventfd_read(self._done_fd)
         while not self._done.empty():
             written = self._done.get_nowait()

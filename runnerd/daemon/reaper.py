@@ -71,7 +71,7 @@ class Reaper:
         self.reap()
         while True:
             await trio.lowlevel.wait_readable(self._deaths)
-            with contextlib.suppress(BlockingIOError):
+            with contextlib.suppress(BlockingIOError, InterruptedError):  # read again in a moment
                 os.eventfd_read(self._deaths)
             self.reap()
 

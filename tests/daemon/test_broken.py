@@ -687,8 +687,9 @@ def test_a_thread_that_is_heard_of_before_it_can_be_read_is_heard_of_again(
             import errno, itertools, os
             read, turns = os.eventfd_read, itertools.count(1)
             def failing(fd):
-                if next(turns) % 2:
-                    raise BlockingIOError(errno.EAGAIN, os.strerror(errno.EAGAIN))
+                if turn := next(turns) % 3:
+                    number = (errno.EAGAIN, errno.EINTR)[turn - 1]
+                    raise OSError(number, os.strerror(number))
                 return read(fd)
             os.eventfd_read = failing
         """),
