@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import time
 from typing import TYPE_CHECKING, Final
 
@@ -85,10 +84,9 @@ def arguments(parser: argparse.ArgumentParser) -> None:
 def _seconds(text: str) -> float:
     import argparse  # noqa: PLC0415 - who gets here has it
 
-    try:
-        seconds = float(text)
-    except ValueError:
-        seconds = math.nan
+    from runnerd.arguments import number  # noqa: PLC0415
+
+    seconds = number(text)
     if not 0 < seconds <= _WAIT_MAX_S:
         raise argparse.ArgumentTypeError(f"'{text}' is no number of seconds above 0")
     return seconds

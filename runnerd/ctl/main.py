@@ -17,7 +17,7 @@ from .streams import flush, open_standard_streams, output_lost
 if TYPE_CHECKING:
     import argparse
     from collections.abc import Sequence
-    from typing import Any, NoReturn
+    from typing import NoReturn
 
 COMMANDS: Final = {
     "run": ("run", "run a command and pass its output and exit code through"),
@@ -66,13 +66,10 @@ def build_parser(words: Sequence[str]) -> argparse.ArgumentParser:
     import argparse  # noqa: PLC0415
     import importlib  # noqa: PLC0415
 
-    class Parser(argparse.ArgumentParser):
-        """Exits with 125 on bad usage: 2, argparse's own, may be the command's exit code."""
+    from runnerd.arguments import NumbersParser  # noqa: PLC0415
 
-        def __init__(self, **how: Any) -> None:
-            super().__init__(**how)
-            self.register("type", float, _number)
-            self.register("type", int, _whole)
+    class Parser(NumbersParser):
+        """Exits with 125 on bad usage: 2, argparse's own, may be the command's exit code."""
 
         def error(self, message: str) -> NoReturn:
             say(message)
@@ -85,6 +82,11 @@ def build_parser(words: Sequence[str]) -> argparse.ArgumentParser:
         width = int(columns) if (columns := os.environ.get("COLUMNS", "")).isdigit() else 100
         return argparse.RawDescriptionHelpFormatter(prog, width=max(width, 40) - 2)
 
+    def fence(text: str) -> int | str:
+        if text == "current" or (text.isascii() and text.isdigit() and 0 < int(text) < 2**63):
+            return text if text == "current" else int(text)
+        raise argparse.ArgumentTypeError(f"'{text}' is neither a number above 0 nor `current`")
+
     common = Parser(add_help=False, formatter_class=formatter)
     common.add_argument(
         "--socket",
@@ -96,7 +98,7 @@ def build_parser(words: Sequence[str]) -> argparse.ArgumentParser:
     common.add_argument(
         "--fence",
         metavar="N",
-        type=_fence,
+        type=fence,
         default=argparse.SUPPRESS,
         help="act as the owner of fence N, which from then on shuts out lower ones; `current` acts "
         "whoever the owner is (default: none, which may only look once there is an owner)",
@@ -134,32 +136,6 @@ def build_parser(words: Sequence[str]) -> argparse.ArgumentParser:
             module.arguments(command)
             command.set_defaults(main=module.main, parser=command)
     return parser
-
-
-def _number(text: str) -> float:
-    try:
-        return float(text)
-    except ValueError as error:
-        raise _no_such(text, "is no number") from error
-
-
-def _whole(text: str) -> int:
-    try:
-        return int(text)
-    except ValueError as error:
-        raise _no_such(text, "is no whole number") from error
-
-
-def _fence(text: str) -> int | str:
-    if text == "current" or (text.isascii() and text.isdigit() and 0 < int(text) < 2**63):
-        return text if text == "current" else int(text)
-    raise _no_such(text, "is neither a number above 0 nor `current`")
-
-
-def _no_such(text: str, words: str) -> argparse.ArgumentTypeError:
-    import argparse  # noqa: PLC0415
-
-    return argparse.ArgumentTypeError(f"'{text}' {words}")
 
 
 def main(words: Sequence[str] | None = None) -> int:

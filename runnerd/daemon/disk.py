@@ -7,8 +7,6 @@ without the GIL. What came of them goes back to the loop by way of an eventfd.
 
 from __future__ import annotations
 
-import contextlib
-import os
 import queue
 import signal
 import threading
@@ -20,6 +18,7 @@ from typing import Final, TypeVar
 from runnerd.core.bounds import DISK_HUNG_S
 
 from .poller import EPOLLIN, Owner, Poller, Timer
+from .wake import Wake
 
 Result = TypeVar("Result")
 
@@ -45,11 +44,11 @@ class Disk:
         self._on_hung = on_hung
         self._waiting: queue.SimpleQueue[Callable[[], None]] = queue.SimpleQueue()
         self._done: deque[Callable[[], None]] = deque()
-        self._event = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
+        self._wake = Wake()
         self._outstanding = 0
         self._check: Timer | None = None
         self._began_s: float | None = None  # of what the thread is at; written by it alone
-        poller.watch(self._event, EPOLLIN, lambda _events: self._tell(), owner)
+        poller.watch(self._wake.fd, EPOLLIN, lambda _events: self._tell(), owner)
         threading.Thread(target=self._serve, name=name, daemon=True).start()
 
     def submit(
@@ -79,18 +78,17 @@ class Disk:
             run()
             del run  # or it would hold its records until the next one comes
             self._began_s = None
-            os.eventfd_write(self._event, 1)
+            self._wake.tell()
 
     def _tell(self) -> None:
-        with contextlib.suppress(BlockingIOError, InterruptedError):  # read again in the next turn
-            os.eventfd_read(self._event)
+        self._wake.take()
         for _ in range(_DONE_MAX):
             if not self._done:
                 return
             self._outstanding -= 1
             self._done.popleft()()
         if self._done:
-            os.eventfd_write(self._event, 1)
+            self._wake.tell()
 
     def _check_later(self) -> None:
         self._check = self._poller.call_at(

@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import contextlib
 import errno
-import os
 import queue
 import signal
 import threading
@@ -24,6 +23,7 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 from runnerd.core.past import Past
 
 from .poller import EPOLLIN, Owner, Poller
+from .wake import Wake
 
 if TYPE_CHECKING:
     from .journal_file import JournalFile
@@ -133,8 +133,8 @@ class Journal:
         self.exists = file is not None
         if file is None:
             return
-        self._done_fd = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
-        poller.watch(self._done_fd, EPOLLIN, self._take_done, self)
+        self._wake = Wake()
+        poller.watch(self._wake.fd, EPOLLIN, self._take_done, self)
         threading.Thread(target=self._write_all, args=(file,), name="journal", daemon=True).start()
 
     def stray(self, error: Exception) -> None:
@@ -233,8 +233,7 @@ class Journal:
     # ------------------------------------------------------------------ what became of it
 
     def _take_done(self, _events: int) -> None:
-        with contextlib.suppress(BlockingIOError, InterruptedError):  # read again in the next turn
-            os.eventfd_read(self._done_fd)
+        self._wake.take()
         while not self._done.empty():
             written = self._done.get_nowait()
             if written.defect is not None:
@@ -338,7 +337,7 @@ class Journal:
 
     def _say(self, written: _Written) -> None:
         self._done.put(written)
-        os.eventfd_write(self._done_fd, 1)
+        self._wake.tell()
 
     def _write_batch(self, file: JournalFile, batch: list[_Writing], *, works: bool) -> _Written:
         rows: Rows = {}

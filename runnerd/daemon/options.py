@@ -8,11 +8,12 @@ import os
 import resource
 import socket
 from collections.abc import Collection, Mapping
-from typing import Any, Final, Literal, NoReturn
+from typing import Final, Literal, NoReturn
 
 import msgspec
 
 import runnerd
+from runnerd.arguments import NumbersParser
 from runnerd.core.bounds import Bounds
 from runnerd.core.redaction import DEFAULT_PATTERNS
 
@@ -88,33 +89,14 @@ class Options(msgspec.Struct, kw_only=True):
     bounds: Bounds
 
 
-class _Parser(argparse.ArgumentParser):
+class _Parser(NumbersParser):
     serve_options: frozenset[str] = frozenset()
     reads_environment = False
-
-    def __init__(self, **how: Any) -> None:
-        super().__init__(**how)
-        self.register("type", float, _number)
-        self.register("type", int, _whole)
 
     def error(self, message: str) -> NoReturn:
         if _Parser.reads_environment:
             raise ConfigError(f"in the RUNNERD_* variables: {message}")
         self.exit(EX_USAGE, f"runnerd: {message}\nhint: runnerd serve --help\n")
-
-
-def _number(text: str) -> float:
-    try:
-        return float(text)
-    except ValueError as error:
-        raise argparse.ArgumentTypeError(f"'{text}' is no number") from error
-
-
-def _whole(text: str) -> int:
-    try:
-        return int(text)
-    except ValueError as error:
-        raise argparse.ArgumentTypeError(f"'{text}' is no whole number") from error
 
 
 def parse_options(argv: list[str], environ: Mapping[str, str], shim: str) -> Options:

@@ -5,7 +5,8 @@ subreaper or PID 1. One SIGCHLD may stand for many deaths, so each wake-up reaps
 left. Nobody else may wait, or statuses would be stolen.
 
 It listens by itself and not through trio, whose handler sends on a socket pair: in a memory cgroup
-that is full the kernel has no buffer for that, and the error would come up wherever the loop is.
+that is full the kernel has no buffer for that, and the error would come up wherever the loop is. A
+Wake needs no memory.
 
 A shim that a command stopped would tell nothing any more, not even the command's exit. The same
 SIGCHLD says so, and it is made to go on.
@@ -29,6 +30,7 @@ from .poller import Owner, Poller
 from .procfs import read_stat
 from .shims import ShimPool
 from .statuses import told_by_wait
+from .wake import Wake
 
 _CONTINUE_S = 0.05  # between a stop and CONT: a command that stops its shim for ever keeps us from
 # nothing else
@@ -58,7 +60,7 @@ class Reaper:
         self._poller = poller
         self._log = log
         self._when_open = when_open
-        self._deaths = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
+        self._deaths = Wake()
         self.commands: set[int] = set()
         self._early: dict[int, ExitStatus] = {}
         self._adopted: dict[int, tuple[Owner, Callable[[ExitStatus], None]]] = {}
@@ -70,23 +72,19 @@ class Reaper:
         self._when_open()
         self.reap()
         while True:
-            await trio.lowlevel.wait_readable(self._deaths)
-            with contextlib.suppress(BlockingIOError, InterruptedError):  # read again in a moment
-                os.eventfd_read(self._deaths)
+            await trio.lowlevel.wait_readable(self._deaths.fd)
+            self._deaths.take()
             self.reap()
 
     def _on_death(self, _number: int, _frame: object) -> None:
-        # Anywhere in the loop's own code: it may not raise, and this write needs no memory.
-        with contextlib.suppress(OSError):
-            os.eventfd_write(self._deaths, 1)
+        self._deaths.tell()
 
     def sweep(self) -> None:
         """Look for dead children in the next turn, whether or not a signal told of them.
 
         A SIGCHLD cannot be lost, but this costs nothing and needs no proof.
         """
-        with contextlib.suppress(OSError):  # the next sweep does it
-            os.eventfd_write(self._deaths, 1)
+        self._deaths.tell()
 
     def reap(self) -> int:
         """Take the status of every child that has ended; returns how many."""

@@ -100,7 +100,10 @@ def test_the_receipt_of_a_lost_shims_end_adds_up(start_daemon: Start) -> None:
         wait_for(lambda: client.call("exec.inspect", exec_id="e")["ending"] == "cancelled")
         while b"got" not in client.output("e"):
             client.receive()
-        os.kill(shim_of(daemon, pid), signal.SIGKILL)
+        shim = Path(f"/proc/{shim_of(daemon, pid)}/stat")
+        # Once it waits for the grace to pass it has told whom it sent TERM.
+        wait_for(lambda: shim.read_text().rpartition(")")[2].split()[0] == "S")
+        os.kill(int(shim.parent.name), signal.SIGKILL)
         receipt = client.call("exec.cancel", exec_id="e")["receipt"]
         assert receipt["termed_total"] == len(receipt["termed"]) == 2
         assert receipt["killed_total"] == len(receipt["killed"]) == 1
