@@ -35,6 +35,7 @@ def test_rounds_of_chaos_break_no_invariant(tmp_path: Path) -> None:
     grown = chaos.rss_grown_bytes()
     print(f"{ROUNDS} rounds, {chaos.fired} calls failed, RSS {grown / MIB:.1f} MiB more")
     print(f"{dict(chaos.did)}\n{dict(chaos.strays)}")
-    # So that it cannot come to do no harm at all; and what is kept is full after a fifth.
+    # So that it cannot come to do no harm at all; and what is kept was full before it. What a
+    # round frees is not all given back by malloc(3): 46 runs went from -4 to +10 MiB.
     assert chaos.did.total() > ROUNDS / 2
     assert grown < 16 * MIB

@@ -11,17 +11,19 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Final
 
+from runnerd.core.bounds import Bounds
 from tests.chaos.checking import Log, Resources
 from tests.daemon.looking import planted
 from tests.harness import RunnerdProcess
 from tests.raw import RawClient
 
 DISK_MIB: Final = 24
+FINISHED_MAX: Final = 64
 OPTIONS: Final = (
-    "--spool", "any", "--finished-execs-max", "64", "--settled-execs-max", "256",
+    "--spool", "any", "--finished-execs-max", str(FINISHED_MAX), "--settled-execs-max", "256",
     "--stuck-reader-s", "2",
 )  # fmt: skip
-"""Small bounds: what grows until they are reached has stopped growing after a few rounds."""
+"""Small bounds: what grows until they are reached has stopped growing before the first round."""
 
 _PLANTED: Final = """
 import errno, mmap, os, struct, time
@@ -101,7 +103,15 @@ class World:
         self.daemon = start(*OPTIONS, "--state-dir", str(disk / "state"), **plant)
         self.control = RawClient(self.daemon.socket_path)
         self.log = Log(self.daemon.log_path)
+        self._fill()
         self.resources = Resources(self.daemon, self.control)
+
+    def _fill(self) -> None:
+        """Have it keep as much as it ever will, so that what it grows by afterwards is a leak."""
+        for number in range(2 * FINISHED_MAX):
+            argv = ["head", "-c", str(Bounds().tail_bytes_max + 65536), "/dev/zero"]
+            self.control.call("exec.start", exec_id=f"fill{number}", argv=argv)
+            self.control.call("exec.wait", exec_id=f"fill{number}", until="closed")
 
     def look(self) -> RawClient:
         """Return a connection that works: the last one may have met a fault."""
