@@ -55,7 +55,7 @@ def read_stat(pid: int) -> Stat | None:
         finally:
             os.close(fd)
     except OSError as error:
-        _check_sight(error)
+        check_sight(error)
         return None
     # The command may hold spaces and parentheses: the last one closes it.
     head, _, tail = data.rpartition(b") ")
@@ -77,7 +77,12 @@ def read_stat(pid: int) -> Stat | None:
     )
 
 
-def _check_sight(error: OSError) -> None:
+def check_sight(error: OSError) -> None:
+    """Raise the error if it says that we cannot look, nothing of the process.
+
+    Raises:
+        OSError: That one.
+    """
     if error.errno in _BLIND:
         raise error
 
@@ -95,14 +100,14 @@ def children(pid: int) -> list[int]:
     try:
         threads = os.listdir(f"/proc/{pid}/task")
     except OSError as error:
-        _check_sight(error)
+        check_sight(error)
         return found
     for thread in threads:
         try:
             with open(f"/proc/{pid}/task/{thread}/children", "rb") as file:
                 found += [int(word) for word in file.read().split()]
         except OSError as error:
-            _check_sight(error)
+            check_sight(error)
     return found
 
 
