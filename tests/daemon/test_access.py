@@ -34,7 +34,7 @@ from tests.daemon.looking import (
     tree_of,
 )
 from tests.harness import REPOSITORY, RUNNERD, RunnerdProcess, wait_for
-from tests.raw import RawClient, RawError
+from tests.raw import ClosedError, RawClient, RawError
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -196,6 +196,20 @@ def test_commands_that_are_refused_keep_nobody_from_being_told_busy(start_daemon
             each.sock.close()
         wait_for(lambda: is_told_busy(daemon))
         client.call("exec.cancel", exec_id="crowd", grace_s=0)
+
+
+def test_who_is_refused_and_stays_silent_is_told_why_and_counted_once(start_daemon: Start) -> None:
+    daemon = start_daemon("--connections-max", "1", "--hello-s", "1")
+    with RawClient(daemon.socket_path) as client:
+        with RawClient(daemon.socket_path, hello=False) as silent:
+            silent.receive()
+            with pytest.raises(ClosedError):
+                silent.receive()
+            (said,) = silent.errors_without_id
+        assert said["error"]["data"]["kind"] == "busy"
+        text = client.call("daemon.metrics")["text"]
+        assert 'runnerd_refusals_total{kind="busy"} 1' in text
+        assert 'kind="hello_required"' not in text
 
 
 def is_told_busy(daemon: RunnerdProcess) -> bool:
