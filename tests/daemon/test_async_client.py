@@ -106,6 +106,21 @@ def test_the_command_waits_for_the_reader_and_every_byte_comes(on_both: OnBoth) 
     on_both(body)
 
 
+def test_a_task_that_waits_for_the_exit_takes_no_output_from_another(on_both: OnBoth) -> None:
+    async def body(runner: AsyncClient) -> None:
+        proc = await runner.start(["head", "-c", "200000", "/dev/zero"], window_bytes=65536)
+        sizes: list[int] = []
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(proc.wait)
+            async for note in proc.output(20):
+                assert isinstance(note, OutputNote)
+                sizes.append(len(note.data))
+                await proc.wait()  # its answer overtakes what the window holds back
+        assert sum(sizes) == 200_000
+
+    on_both(body)
+
+
 def test_stdin_is_written_by_tasks_in_turn(on_both: OnBoth) -> None:
     async def body(runner: AsyncClient) -> None:
         async with await runner.start(["cat"], stdin="pipe") as proc:
