@@ -14,6 +14,7 @@ from typing import Final, NamedTuple
 _CLOCK_TICKS: Final = os.sysconf("SC_CLK_TCK")
 _PAGE_BYTES: Final = os.sysconf("SC_PAGE_SIZE")
 _ANCESTORS_MAX: Final = 4096
+_DELETED: Final = " (deleted)"  # a terminal's name is, once it has been hung up
 _BLIND: Final = frozenset({errno.EMFILE, errno.ENFILE, errno.ENOMEM})
 
 
@@ -201,8 +202,16 @@ def command_name(pid: int) -> str | None:
     return None if stat is None else stat.command
 
 
-def pipe_holders(pid: int, inodes: set[int]) -> bool | None:
-    """Say whether a process holds one of these pipes open; None where it cannot be read."""
+def holds_one_of(pid: int, links: set[str]) -> bool | None:
+    """Say whether a process has one of these files open; None where that cannot be read.
+
+    The kernel's own text for a descriptor is read, and the link is never followed: that would ask
+    the file system behind it, which may never answer (a FUSE server that hangs, a dead NFS).
+
+    Args:
+        pid: The process.
+        links: What its descriptors would show, as Streams.links says.
+    """
     try:
         names = os.listdir(f"/proc/{pid}/fd")
     except (FileNotFoundError, ProcessLookupError):
@@ -211,7 +220,7 @@ def pipe_holders(pid: int, inodes: set[int]) -> bool | None:
         return None
     for name in names:
         try:
-            if os.stat(f"/proc/{pid}/fd/{name}").st_ino in inodes:
+            if os.readlink(f"/proc/{pid}/fd/{name}").removesuffix(_DELETED) in links:
                 return True
         except OSError:
             continue
