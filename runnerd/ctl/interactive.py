@@ -19,7 +19,6 @@ from __future__ import annotations
 import contextlib
 import os
 import signal
-import sys
 from typing import TYPE_CHECKING, Final
 
 from runnerd.client.errors import Ambiguous, ClientError
@@ -29,7 +28,7 @@ from runnerd.protocol.notes import ExitedNote
 from runnerd.protocol.requests import ExecDetach, ExecResize, ExecSignal, ExecStart, ExecWrite
 
 from .detaching import DetachScanner
-from .endings import SIGNAL_BASE, say, say_reconnecting
+from .endings import SIGNAL_BASE, say, say_bare, say_reconnecting
 from .passing import Passer
 from .screen import Modes, without_queries
 from .terminal import RawTerminal, local_size
@@ -150,7 +149,7 @@ class TerminalPasser(Passer):
         except _Leaving as leaving:
             self._say_doubtful()
             if not leaving.code:
-                print(file=sys.stderr)  # the command's last line is still open, most often
+                say_bare("")  # the command's last line is still open, most often
                 say(f"detached; bring it back by: runnerctl attach -it {self._exec_id}")
             return leaving.code
         self._say_doubtful()
