@@ -37,6 +37,7 @@ from runnerd.protocol.notes import ClosedNote, ExitedNote, GapNote, OutputNote, 
 from runnerd.protocol.requests import ExecCancel, ExecSignal, ExecStart
 
 from .endings import REFUSED, SIGNAL_BASE, exit_code, say, say_gap, say_reconnecting
+from .streams import DESCRIPTORS, write_all
 
 if TYPE_CHECKING:
     from types import FrameType
@@ -56,7 +57,6 @@ PASSED_SIGNALS: Final = (
 )
 STDIN_BYTES: Final = 256 * 1024
 BROKEN_PIPE_PATIENCE_S: Final = 1.0
-DESCRIPTORS: Final = {"stdout": 1, "stderr": 2}
 
 
 class Passer:
@@ -163,17 +163,10 @@ class Passer:
         if note.stream in self._broken_since_s:
             self._drop_output(note.stream)
             return
-        descriptor = DESCRIPTORS[note.stream]
-        rest = memoryview(note.data)
-        while rest:
-            try:
-                rest = rest[os.write(descriptor, rest) :]
-            except BlockingIOError:
-                # Whoever shares this descriptor with us has made it non-blocking.
-                _wait_writable(descriptor)
-            except OSError as error:
-                self._lose_reader(note.stream, error)
-                return
+        try:
+            write_all(DESCRIPTORS[note.stream], note.data)
+        except OSError as error:
+            self._lose_reader(note.stream, error)
 
     def _lose_reader(self, stream: str, error: OSError) -> None:
         self._broken_since_s[stream] = time.monotonic()
@@ -293,9 +286,3 @@ class Passer:
             wait=False,
             tombstone=False,
         )
-
-
-def _wait_writable(descriptor: int) -> None:
-    poll = select.poll()
-    poll.register(descriptor, select.POLLOUT)
-    poll.poll()
