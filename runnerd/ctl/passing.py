@@ -219,12 +219,22 @@ class Passer:
             data = os.read(0, STDIN_BYTES)
         except BlockingIOError:
             return
-        except OSError:
-            data = b""  # closed, or a terminal that hung up: for the command its stdin ends
+        except OSError as error:
+            if error.errno != errno.EBADF and not os.isatty(0):
+                self._lose_input(feeder, error)
+                return
+            data = b""  # not open to be read, or a terminal that hung up: it ends
         if data:
             feeder.offer(data)
         else:
             feeder.end()
+
+    def _lose_input(self, feeder: StdinFeeder, error: OSError) -> None:
+        # An end would tell the command that this was all.
+        say(f"cannot read standard input: {(error.strerror or str(error)).lower()}")
+        feeder.is_over = True
+        self._own_code = REFUSED
+        self._send("exec.cancel", self._cancel_params(grace_s=None))
 
     # The client
 

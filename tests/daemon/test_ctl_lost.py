@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import contextlib
+import os
+import socket
 import subprocess
 from typing import TYPE_CHECKING
 
@@ -61,3 +63,45 @@ def through(proxy: Proxy, daemon: RunnerdProcess, *words: str) -> Iterator[subpr
     finally:
         process.kill()
         process.communicate()
+
+
+def broken_in_the_middle() -> int:
+    """Return an end of a socket that gives four bytes, and an error then."""
+    there, here = socket.socketpair()
+    with there, here:
+        here.send(b"unread")
+        there.send(b"half")
+        there.close()
+        return os.dup(here.fileno())
+
+
+@pytest.mark.parametrize(
+    ("open_input", "reason"),
+    [
+        (lambda: os.open("/proc/self/mem", os.O_RDONLY), b"input/output error"),
+        (broken_in_the_middle, b"connection reset by peer"),
+    ],
+    ids=["at once", "in the middle"],
+)
+def test_an_input_that_cannot_be_read_is_no_end_of_input(
+    runnerd_daemon: RunnerdProcess, open_input: Callable[[], int], reason: bytes
+) -> None:
+    """`cat >backup` must not take half of it for all of it, and end with 0."""
+    descriptor = open_input()
+    try:
+        done = runnerd_daemon.ctl("run", "-i", "--", "wc", "-c", stdin=descriptor)
+    finally:
+        os.close(descriptor)
+    said = b"runnerctl: cannot read standard input: %s\n" % reason
+    said += b"runnerctl: ended by a cancel (signal 15)\n"
+    assert (done.returncode, done.stdout, done.stderr) == (125, b"", said)
+
+
+def test_an_input_not_open_to_be_read_is_an_empty_one(runnerd_daemon: RunnerdProcess) -> None:
+    """As a closed one is."""
+    descriptor = os.open("/dev/null", os.O_WRONLY)
+    try:
+        done = runnerd_daemon.ctl("run", "-i", "--", "wc", "-c", stdin=descriptor)
+    finally:
+        os.close(descriptor)
+    assert (done.returncode, done.stdout, done.stderr) == (0, b"0\n", b"")
