@@ -121,7 +121,7 @@ def _scan() -> dict[int, list[int]]:
     try:
         names = os.listdir("/proc")
     except OSError as error:
-        _check_sight(error)
+        check_sight(error)
         return found
     for name in names:
         stat = read_stat(int(name)) if name.isdigit() else None
