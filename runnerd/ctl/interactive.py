@@ -197,7 +197,7 @@ class TerminalPasser(Passer):
         if isinstance(result, AttachAnswer):
             self._exec_id = self._attached_to
             self._replay, self._replay_seq = bytearray(), result.last_seq
-            if not result.last_seq:
+            if result.after >= result.last_seq:
                 self._show_replay()
         if self._feeds and self._exec_id is not None:
             self._feeder = KeyFeeder(self._exec_id)
