@@ -1,0 +1,66 @@
+"""Who waits is told, whatever happens to who waits beside: at the end, over days, at a loss."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import anyio
+import pytest
+
+from runnerd.client import asynchronous
+from runnerd.client.async_link import Bells
+from runnerd.client.errors import ClientTimeout, StreamLost
+from runnerd.protocol.events import EventNote, EventsAnswer
+from tests.unit.fake_daemon import FakeDaemon, Peer
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from runnerd.client.async_watches import AsyncWatch
+    from runnerd.protocol.fields import Params
+
+Id = int | str | None
+
+
+def subscribed(peer: Peer, request_id: Id, params: Params) -> None:
+    answer = EventsAnswer(
+        subscription=1, number=10, at=5.0, state="serving", pressure=None, pressure_source=None
+    )
+    peer.answer(request_id, answer)
+
+
+@pytest.mark.parametrize("backend", ["asyncio", "trio"])
+@pytest.mark.parametrize("leaves", ["served", "in time"])
+def test_the_end_reaches_who_still_waits_after_another_left(
+    tmp_path: Path, backend: str, leaves: str
+) -> None:
+    told: list[str] = []
+    has_left = Bells()
+
+    async def wait(watch: AsyncWatch, timeout_s: float | None = None) -> None:
+        try:
+            told.append((await watch.next(timeout_s)).kind)
+        except (StreamLost, ClientTimeout) as error:
+            told.append(type(error).__name__)
+        has_left.ring()
+
+    async def main(daemon: FakeDaemon) -> None:
+        with anyio.fail_after(30):
+            async with (
+                asynchronous.connect(daemon.path, reconnect_s=0) as runner,
+                anyio.create_task_group() as tasks,
+            ):
+                watch = await runner.events()
+                tasks.start_soon(wait, watch)
+                tasks.start_soon(wait, watch, 0.01 if leaves == "in time" else None)
+                await anyio.wait_all_tasks_blocked()
+                (peer,) = daemon.peers
+                if leaves == "served":
+                    note = EventNote(subscription=1, number=11, at=1.0, kind="draining")
+                    peer.note("event", note)
+                await has_left.wait(lambda: told)
+                peer.hang_up()
+
+    with FakeDaemon(tmp_path / "s", {"events.subscribe": subscribed}) as daemon:
+        anyio.run(main, daemon, backend=backend)
+    assert told == ["draining" if leaves == "served" else "ClientTimeout", "StreamLost"]
