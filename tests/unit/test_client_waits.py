@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from typing import TYPE_CHECKING
 
 import anyio
@@ -9,7 +10,11 @@ import pytest
 
 from runnerd.client import asynchronous
 from runnerd.client.async_link import Bells
+from runnerd.client.blocking import connect
 from runnerd.client.errors import ClientTimeout, StreamLost
+from runnerd.client.link import Link
+from runnerd.protocol.answers import Empty
+from runnerd.protocol.daemon_requests import Ping
 from runnerd.protocol.events import EventNote, EventsAnswer
 from tests.unit.fake_daemon import FakeDaemon, Peer
 
@@ -64,3 +69,23 @@ def test_the_end_reaches_who_still_waits_after_another_left(
     with FakeDaemon(tmp_path / "s", {"events.subscribe": subscribed}) as daemon:
         anyio.run(main, daemon, backend=backend)
     assert told == ["draining" if leaves == "served" else "ClientTimeout", "StreamLost"]
+
+
+@pytest.mark.parametrize("timeout_s", [1e7, 1e9, float("inf")])
+def test_a_wait_may_be_longer_than_one_poll(
+    tmp_path: Path, timeout_s: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    is_waiting = threading.Event()
+    wait = Link._wait
+
+    def seen(link: Link, wait_s: float | None) -> None:
+        is_waiting.set()
+        wait(link, wait_s)
+
+    def answer(peer: Peer, request_id: Id, params: Params) -> None:
+        assert is_waiting.wait(10)
+        peer.answer(request_id, Empty())
+
+    with FakeDaemon(tmp_path / "s", {"ping": answer}) as daemon, connect(daemon.path) as client:
+        monkeypatch.setattr(Link, "_wait", seen)
+        client.call("ping", Ping(), timeout_s=timeout_s)
