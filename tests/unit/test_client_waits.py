@@ -11,11 +11,13 @@ import pytest
 from runnerd.client import asynchronous
 from runnerd.client.async_link import Bells
 from runnerd.client.blocking import connect
-from runnerd.client.errors import ClientTimeout, StreamLost
+from runnerd.client.errors import Ambiguous, ClientTimeout, StreamLost
 from runnerd.client.link import Link
+from runnerd.client.session import Failure
 from runnerd.protocol.answers import Empty
 from runnerd.protocol.daemon_requests import Ping
 from runnerd.protocol.events import EventNote, EventsAnswer
+from runnerd.protocol.requests import ExecSignal
 from tests.unit.fake_daemon import FakeDaemon, Peer
 
 if TYPE_CHECKING:
@@ -89,3 +91,23 @@ def test_a_wait_may_be_longer_than_one_poll(
     with FakeDaemon(tmp_path / "s", {"ping": answer}) as daemon, connect(daemon.path) as client:
         monkeypatch.setattr(Link, "_wait", seen)
         client.call("ping", Ping(), timeout_s=timeout_s)
+
+
+def test_an_on_lost_that_raises_keeps_no_answer_back(tmp_path: Path) -> None:
+    def hang_up(peer: Peer, request_id: Id, params: Params) -> None:
+        peer.hang_up()
+
+    def lost(_lost: StreamLost) -> None:
+        raise KeyError("the caller's own")
+
+    with (
+        FakeDaemon(tmp_path / "s", {"exec.signal": hang_up}) as daemon,
+        connect(daemon.path, on_lost=lost) as client,
+    ):
+        sent = client.send("exec.signal", ExecSignal(exec_id="x", signal=15))
+        with pytest.raises(KeyError, match="own"):
+            client.receive_events(timeout_s=30)
+        (failure,) = client.receive_events(timeout_s=0)
+        assert isinstance(failure, Failure)
+        assert failure.request_id == sent
+        assert isinstance(failure.error, Ambiguous)
