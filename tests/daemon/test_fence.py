@@ -30,6 +30,21 @@ JournalFile.write = slow
 """
 
 
+HELD_START: Final = """
+import os, time
+from runnerd.daemon import fencing, journal, starting
+from runnerd.daemon.journal_file import JournalFile
+starting.JOURNAL_WAIT_S = journal.HUNG_S = 30
+fencing.FENCE_WAIT_S = 0.05
+write = JournalFile.write
+def held(file, rows, meta, *, anew):
+    while rows and not os.path.exists('{go}'):
+        time.sleep(0.01)
+    write(file, rows, meta, anew=anew)
+JournalFile.write = held
+"""
+
+
 class Owner(RawClient):
     """A connection with a fence."""
 
@@ -118,6 +133,35 @@ def test_a_new_owner_ends_the_older_ones_connections_rights_at_once(
                 assert may_change(override)
                 assert not may_change(first)
                 assert not may_change(also_first)
+
+
+def test_what_waits_for_a_start_is_fenced_by_an_owner_who_comes_meanwhile(
+    start_daemon: Start, tmp_path: Path
+) -> None:
+    """It was looked at when it came, and took effect when the exec had started."""
+    go = tmp_path / "go"
+    daemon = start_daemon(**planted(HELD_START.format(go=str(go))))
+    path = daemon.socket_path
+    with Owner(path, 1) as first:
+        start = first.send("exec.start", exec_id="e", argv=["cat"], stdin="pipe")
+        looks = first.send("exec.attach", exec_id="e")
+        changes = [
+            first.send("exec.write", exec_id="e", data="dG9sZA==", eof=True),
+            first.send("exec.signal", exec_id="e", signal="KILL"),
+            first.send("exec.attach", exec_id="e", subscriber="reader"),
+        ]
+        first.call("ping")  # behind them: they have come
+        with Owner(path, 2) as second:
+            assert second.call("daemon.info")["fence"] == 2
+            go.touch()
+            first.answer(start)
+            first.answer(looks)
+            for each in changes:
+                with pytest.raises(RawError) as caught:
+                    first.answer(each)
+                assert caught.value.kind == "fenced"
+            receipt = second.call("exec.cancel", exec_id="e", grace_s=0)
+            assert (receipt["outcome"], first.output("e")) == ("ended", b"")
 
 
 @pytest.mark.parametrize("fence", [0, -1, 2**63, 1.5, "latest", True])
