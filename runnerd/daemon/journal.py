@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 
 LAZY_S: Final = 0.02
 RETRY_S: Final = 30.0
-HUNG_S: Final = 2.0  # who waits for longer waits for a disk that hangs
+HUNG_S: Final = 2.0  # who waits for longer, or a write that takes it: the disk hangs
 BEHIND_MAX: Final = 4096  # handed over and not written: nor may that fill the memory
 _BATCH_MAX: Final = 512
 _LAZY_MAX: Final = 256
@@ -127,6 +127,7 @@ class Journal:
         self._retrying = False
         self._retry_armed = False
         self._finishing = False
+        self._began_s: float | None = None  # of what the thread is writing; set by it alone
         self._queue: queue.SimpleQueue[_Writing] = queue.SimpleQueue()
         self._done: queue.SimpleQueue[_Written] = queue.SimpleQueue()
         self._finished = threading.Event()
@@ -182,6 +183,11 @@ class Journal:
             self._lazy_meta["dropped"] = highest
         self._keep(dict.fromkeys(numbers))
 
+    def notice_hang(self) -> None:
+        """Fail it where the thread does not come back from the disk, though nobody waits for it."""
+        if self.is_on and not self._finishing:
+            self._gives_up()
+
     def look(self) -> None:
         """Have the thread see that the file is there, though nothing may be written for long."""
         if self.is_on and not self._finishing and self._queue.empty():
@@ -224,11 +230,17 @@ class Journal:
     def _gives_up(self) -> bool:
         """Fail it where the thread does not come back from the disk; returns whether it did."""
         oldest_s = next((since_s for since_s, _, _ in self._waiting.values()), None)
-        hangs = oldest_s is not None and time.monotonic() - oldest_s > HUNG_S
-        if hangs or self._queue.qsize() >= BEHIND_MAX:
+        hangs = self._is_hung or (oldest_s is not None and time.monotonic() - oldest_s > HUNG_S)
+        # While everything is written anew nobody waits, and that may take its time.
+        if (hangs and self.is_on) or self._queue.qsize() >= BEHIND_MAX:
             self._failed("the disk hangs")
             return True
         return False
+
+    @property
+    def _is_hung(self) -> bool:
+        began_s = self._began_s
+        return began_s is not None and time.monotonic() - began_s > HUNG_S
 
     # ------------------------------------------------------------------ what became of it
 
@@ -277,7 +289,7 @@ class Journal:
         self._retry_armed = False
         if self.is_on:
             return
-        if self._queue.empty():
+        if self._queue.empty() and not self._is_hung:
             self._write_anew()
         else:
             self._arm_retry()
@@ -331,7 +343,9 @@ class Journal:
             while len(batch) < _BATCH_MAX and not self._queue.empty():
                 batch.append(self._queue.get_nowait())
             last = any(each.last for each in batch)
+            self._began_s = time.monotonic()
             written = self._write_batch(file, batch, works=works)
+            self._began_s = None
             works = written.failure is None
             self._say(written)
 

@@ -6,6 +6,8 @@ import threading
 from collections.abc import Mapping
 from typing import ClassVar
 
+import pytest
+
 from runnerd.core.past import Past
 from runnerd.daemon.journal import Journal
 from runnerd.daemon.log import Log
@@ -97,6 +99,32 @@ def test_after_a_failure_nothing_is_written_but_everything() -> None:
     place.turn_until("place.journal.is_on")
     place.turn_until("len(place.file.written) == 2")
     assert place.file.written == [([1, 2], True), ([4], False)]
+    assert not place.defects
+
+
+def test_a_write_that_hangs_is_noticed_though_nobody_waits_for_it(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    place = Place()
+    place.journal.notice_hang()
+    place.journal.exited(past(1))  # has nobody who is told
+    assert place.file.is_in_write.wait(10)
+    place.journal.notice_hang()
+    assert place.journal.is_on  # it may take its time
+    monkeypatch.setattr("runnerd.daemon.journal.HUNG_S", 0.0)
+    place.journal.notice_hang()
+    assert not place.journal.is_on
+    assert place.journal.reason == "the disk hangs"
+    place.journal._retry()  # nothing is piled up behind it
+    monkeypatch.undo()
+    place.file.may_go_on.set()
+    place.turn_until("place.file.written == [([1], False)]")
+    wait_for(lambda: place.journal._began_s is None)
+    place.turn_until("place.journal._done.empty()")
+    assert not place.journal.is_on
+    place.journal._retry()
+    place.turn_until("place.journal.is_on")
+    assert place.file.written == [([1], False), ([1, 2], True)]
     assert not place.defects
 
 
