@@ -152,11 +152,11 @@ class Journal:
             owner: Whose failure it is if `on_done` fails.
             on_done: Told once, later, whether it is written.
         """
-        self._put_and_wait({past.number: past}, {}, owner, on_done)
+        self._put_and_wait({past.number: past}, {}, owner, on_done, takes=self.is_on)
 
     def raise_fence(self, fence: int, owner: Owner, on_done: Done) -> None:
-        """Write the highest fence; see begin for the others."""
-        self._put_and_wait({}, {"fence": fence}, owner, on_done)
+        """Write the highest fence, also behind all that is being written anew; see begin."""
+        self._put_and_wait({}, {"fence": fence}, owner, on_done, takes=self._takes)
 
     def note(self, past: Past) -> None:
         """Write what is known of an exec by now, within LAZY_S."""
@@ -217,8 +217,10 @@ class Journal:
         self._queue.put(_Writing(self._lazy, self._lazy_meta))
         self._lazy, self._lazy_meta = {}, {}
 
-    def _put_and_wait(self, rows: Rows, meta: dict[str, int], owner: Owner, on_done: Done) -> None:
-        if not self.is_on or self._gives_up():
+    def _put_and_wait(
+        self, rows: Rows, meta: dict[str, int], owner: Owner, on_done: Done, *, takes: bool
+    ) -> None:
+        if not takes or self._gives_up():
             self._poller.call_soon(owner, lambda: on_done(False))
             return
         self._tickets += 1
@@ -253,7 +255,7 @@ class Journal:
             if written.failure is not None:
                 self.is_gone = written.is_gone or (self.is_gone and not self.is_on)
                 self._failed(written.failure)
-            elif written.anew:
+            elif written.anew and self._retrying:  # else it was given up meanwhile, with what came
                 self._works_again()
             for ticket in written.tickets:
                 self._tell(ticket, is_written=written.failure is None)

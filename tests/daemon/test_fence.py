@@ -30,7 +30,7 @@ JournalFile.write = slow
 """
 
 
-HELD_START: Final = """
+HELD: Final = """
 import os, time
 from runnerd.daemon import fencing, journal, starting
 from runnerd.daemon.journal_file import JournalFile
@@ -38,7 +38,7 @@ starting.JOURNAL_WAIT_S = journal.HUNG_S = 30
 fencing.FENCE_WAIT_S = 0.05
 write = JournalFile.write
 def held(file, rows, meta, *, anew):
-    while rows and not os.path.exists('{go}'):
+    while {what} and not os.path.exists('{go}'):
         time.sleep(0.01)
     write(file, rows, meta, anew=anew)
 JournalFile.write = held
@@ -140,7 +140,7 @@ def test_what_waits_for_a_start_is_fenced_by_an_owner_who_comes_meanwhile(
 ) -> None:
     """It was looked at when it came, and took effect when the exec had started."""
     go = tmp_path / "go"
-    daemon = start_daemon(**planted(HELD_START.format(go=str(go))))
+    daemon = start_daemon(**planted(HELD.format(what="rows", go=str(go))))
     path = daemon.socket_path
     with Owner(path, 1) as first:
         start = first.send("exec.start", exec_id="e", argv=["cat"], stdin="pipe")
@@ -225,6 +225,25 @@ def test_where_it_cannot_be_written_in_time_that_is_said(start_daemon: Start) ->
     with Owner(daemon.socket_path, 1) as owner:
         assert (owner.hello["fence"], owner.hello["journal"]) == (1, False)
         assert may_change(owner)
+
+
+def test_until_it_is_written_everybody_is_told_that_it_is_not(
+    start_daemon: Start, tmp_path: Path
+) -> None:
+    """The second hello with the same fence was told that it is, for all that was known by then."""
+    go = tmp_path / "go"
+    daemon = start_daemon(**planted(HELD.format(what="meta.get('fence')", go=str(go))))
+    path = daemon.socket_path
+    for fence in (1, 1, None, "current"):
+        with Owner(path, fence) as each:
+            assert (each.hello["fence"], each.hello["journal"]) == (1, False)
+    go.touch()
+    wait_for(lambda: says_it_is_written(path))
+
+
+def says_it_is_written(path: str) -> bool:
+    with Owner(path, 1) as owner:
+        return bool(owner.hello["journal"])
 
 
 def test_without_a_journal_it_is_remembered_as_long_as_the_daemon(start_daemon: Start) -> None:
