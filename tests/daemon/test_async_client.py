@@ -220,7 +220,9 @@ def test_a_cancelled_scope_around_the_connection_ends_what_was_created(
                 async with connect(runnerd_daemon.socket_path) as runner:
                     await use(runner)
             assert scope.cancelled_caught
-            assert await live(other) == set()
+            with anyio.fail_after(10):  # a start without an answer so far is undone, not awaited
+                while await live(other):  # noqa: ASYNC110
+                    await anyio.sleep(0.01)
 
     began_s = time.monotonic()
     anyio.run(main, backend=backend)
