@@ -72,11 +72,12 @@ class KeyFeeder(StdinFeeder):
     @property
     def wants_data(self) -> bool:
         """Whether offer() may be called: always, unless somebody pastes more than can wait."""
-        return not self.is_over and len(self._waiting) < _KEYS_WAITING_MAX
+        return self.is_over or len(self._waiting) < _KEYS_WAITING_MAX
 
     def offer(self, data: bytes | memoryview) -> None:
-        """Take the keys pressed next."""
-        self._waiting = memoryview(bytes(self._waiting) + bytes(data))
+        """Take the keys pressed next; where none is taken any more, those that detach still are."""
+        if not self.is_over:
+            self._waiting = memoryview(bytes(self._waiting) + bytes(data))
 
     def next_write(self, wait_s: float | None = None) -> ExecWrite | None:
         """Return the next request to send, or None while one is under way or nothing waits."""

@@ -148,3 +148,22 @@ def test_a_paste_that_finds_no_room_waits_and_arrives_whole(
         wait_for(got.exists, 20)
         assert got.read_bytes() == pasted
         client.cancel("x", grace_s=0)
+
+
+def test_the_detach_keys_work_where_no_other_key_is_taken_any_more(
+    runnerd_daemon: RunnerdProcess, tmp_path: Path
+) -> None:
+    """A newer owner's fence refuses our keys; we must not be shut in with the command."""
+    words = ["run", "-it", "--id", "x", "--fence", "1", "--", "sh", "-c", "echo ready; exec cat"]
+    with person(runnerd_daemon, tmp_path / "errors", *words) as one:
+        one.until(b"ready")
+        with runnerd_daemon.connect(fence=2) as owner:
+            one.types(b"a")
+            wait_for(lambda: b"no longer passed on" in one.errors.read_bytes(), 20)
+            one.types(b"b")
+            one.types(b"\x10\x11")
+            code, said = one.end()
+            assert code == 0, said
+            assert b"attach -it x" in said
+            assert owner.inspect("x").state == "running"
+            owner.cancel("x", grace_s=0)
