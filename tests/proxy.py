@@ -86,6 +86,7 @@ class Proxy:
 
     Attributes:
         swallows_answers: Whether what the daemon says is thrown away from now on.
+        swallows_after_hello: Whether all it says on a new connection but the first is.
         is_down: Whether a new connection is closed at once.
         connections: How many there have been.
         cuts: How many were cut by the weather or by cut().
@@ -94,6 +95,7 @@ class Proxy:
     def __init__(self, path: Path, target: str, weather: Weather | None = None) -> None:
         self.path = str(path)
         self.swallows_answers = False
+        self.swallows_after_hello = False
         self.is_down = False
         self.connections = 0
         self.cuts = 0
@@ -187,12 +189,13 @@ class Proxy:
         if what == "answers":
             source, sink = sink, source
         left_bytes = None if self._weather is None else self._weather.cut_after_bytes()
-        while True:
+        for turn in itertools.count():
             try:
                 data = source.recv(_READ_BYTES)
                 if not data:
                     break
-                if connection.is_frozen or (what == "answers" and self.swallows_answers):
+                swallows = self.swallows_answers or (self.swallows_after_hello and turn > 0)
+                if connection.is_frozen or (what == "answers" and swallows):
                     continue
                 if left_bytes is not None and len(data) >= left_bytes:
                     sink.sendall(data[:left_bytes])

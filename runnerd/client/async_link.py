@@ -58,14 +58,19 @@ class AsyncLink(Wire):
         self.bells: set[Bells] = set()
         self._greeted = Bells()
         self._unsent = Bells()
+        self._serving = anyio.CancelScope(shield=True)
         super().__init__(connection, way, options)
 
     async def serve(self) -> None:
-        """Carry the conversation until it is over; errors end it, and are its `end`."""
-        async with anyio.create_task_group() as tasks:
-            tasks.start_soon(self._write)
-            await self._read()
-            tasks.cancel_scope.cancel()
+        """Carry the conversation until it is over; errors end it, and are its `end`.
+
+        No scope around it ends it, only end(): what a cancelled block still has to ask on its way
+        out, the end of what it started, needs the answer.
+        """
+        with self._serving:
+            async with anyio.create_task_group() as tasks:
+                tasks.start_soon(self._write)
+                await self._read()
 
     async def wait(
         self, bells: Bells, is_there: Callable[[], object], timeout_s: float | None, what: str
@@ -142,8 +147,9 @@ class AsyncLink(Wire):
             self.send_some()
 
     def end(self) -> None:
-        """Wake everyone: nothing more comes."""
+        """End the tasks and wake everyone: nothing more comes."""
         self.close()
+        self._serving.cancel()
         for bells in [*self.bells]:
             bells.ring()
 

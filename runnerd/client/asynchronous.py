@@ -115,7 +115,6 @@ async def _greeted(link: AsyncLink, timeout_s: float) -> AsyncIterator[AsyncClie
                 yield AsyncClient(link)
             finally:
                 link.end()
-                tasks.cancel_scope.cancel()
     except BaseExceptionGroup as group:
         # Only the block itself raises into the group: nobody should have to write except*.
         if len(group.exceptions) == 1:

@@ -80,7 +80,7 @@ class Exec(Following):
                 yield note
                 self._took(note)
             self._check()
-            if self.exit is not None:
+            if self._is_complete:
                 return
             self._wait_news(deadline(timeout_s))
 

@@ -77,8 +77,20 @@ def ending(exit: Exit) -> str | None:
 
 def say(text: str) -> None:
     """Print one line on standard error, as runnerctl's own words."""
+    say_bare(f"runnerctl: {text}")
+
+
+def say_hint(text: str) -> None:
+    """Print on standard error what to do about what was said before."""
+    say_bare(f"hint: {text}")
+
+
+def say_bare(line: str) -> None:
+    """Print one line on standard error, and from the first that fails on nothing any more."""
+    if sys.stderr is None:  # print would take standard output instead
+        return
     try:
-        print(f"runnerctl: {text}", file=sys.stderr, flush=True)
+        print(line, file=sys.stderr, flush=True)
     except OSError:
         # Nobody reads it. The exit code still tells.
         sys.stderr = None  # else its flush at exit fails once more
@@ -100,5 +112,5 @@ def say_error(error: ClientError) -> None:
     """Print what happened, what is still true and what to do, the latter two where known."""
     preserved = f" ({error.preserved})" if error.preserved else ""
     say(f"{error.message}{preserved}")
-    if error.hint and sys.stderr is not None:
-        print(f"hint: {error.hint}", file=sys.stderr, flush=True)
+    if error.hint:
+        say_hint(error.hint)

@@ -19,7 +19,6 @@ from __future__ import annotations
 import contextlib
 import os
 import signal
-import sys
 from typing import TYPE_CHECKING, Final
 
 from runnerd.client.errors import Ambiguous, ClientError
@@ -29,9 +28,10 @@ from runnerd.protocol.notes import ExitedNote
 from runnerd.protocol.requests import ExecDetach, ExecResize, ExecSignal, ExecStart, ExecWrite
 
 from .detaching import DetachScanner
-from .endings import SIGNAL_BASE, say, say_reconnecting
+from .endings import SIGNAL_BASE, say, say_bare, say_reconnecting
 from .passing import Passer
 from .screen import Modes, without_queries
+from .streams import write_all
 from .terminal import RawTerminal, local_size
 
 if TYPE_CHECKING:
@@ -150,7 +150,7 @@ class TerminalPasser(Passer):
         except _Leaving as leaving:
             self._say_doubtful()
             if not leaving.code:
-                print(file=sys.stderr)  # the command's last line is still open, most often
+                say_bare("")  # the command's last line is still open, most often
                 say(f"detached; bring it back by: runnerctl attach -it {self._exec_id}")
             return leaving.code
         self._say_doubtful()
@@ -176,7 +176,7 @@ class TerminalPasser(Passer):
         except BaseException:
             # A command that goes on, or is lost to us, cannot tidy our screen up.
             with contextlib.suppress(OSError):
-                os.write(1, self._modes.undo())
+                write_all(1, self._modes.undo())
             raise
         finally:
             self._may_leave = False  # a signal from here on must not keep the terminal raw
@@ -219,10 +219,9 @@ class TerminalPasser(Passer):
     def _show_replay(self) -> None:
         if self._replay is None:
             return
-        rest, self._replay = memoryview(without_queries(bytes(self._replay))), None
+        shown, self._replay = without_queries(bytes(self._replay)), None
         with contextlib.suppress(OSError):
-            while rest:
-                rest = rest[os.write(1, rest) :]
+            write_all(1, shown)
         size = local_size()
         if size is not None and self._exec_id is not None and self._exit is None:
             # The kernel tells nobody of a size like the one before: so another one first, and

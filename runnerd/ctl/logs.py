@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections import deque
 from typing import TYPE_CHECKING, Final
 
@@ -11,8 +10,8 @@ from runnerd.client.following import record_seq
 from runnerd.protocol.notes import GapNote
 
 from .endings import say_gap, say_reconnecting
-from .passing import DESCRIPTORS
 from .reaching import where
+from .streams import DESCRIPTORS, write_all
 
 if TYPE_CHECKING:
     import argparse
@@ -102,6 +101,4 @@ def _print(record: Record) -> None:
     if isinstance(record, GapNote):
         say_gap(record)
         return
-    rest = memoryview(record.data)
-    while rest:
-        rest = rest[os.write(DESCRIPTORS[record.stream], rest) :]
+    write_all(DESCRIPTORS[record.stream], record.data)

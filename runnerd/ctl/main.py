@@ -11,7 +11,7 @@ import os
 import sys
 from typing import TYPE_CHECKING, Final
 
-from .endings import REFUSED, error_code, say, say_error
+from .endings import REFUSED, error_code, say, say_error, say_hint
 from .streams import flush, open_standard_streams, output_lost
 
 if TYPE_CHECKING:
@@ -73,7 +73,7 @@ def build_parser(words: Sequence[str]) -> argparse.ArgumentParser:
 
         def error(self, message: str) -> NoReturn:
             say(message)
-            sys.stderr.write(f"hint: {self.prog} --help\n")
+            say_hint(f"{self.prog} --help")
             raise SystemExit(REFUSED)
 
     def formatter(prog: str) -> argparse.HelpFormatter:

@@ -34,9 +34,10 @@ from runnerd.client.session import Answer, Failure
 from runnerd.protocol.answers import AttachAnswer, StartAnswer, WriteAnswer
 from runnerd.protocol.exits import Exit
 from runnerd.protocol.notes import ClosedNote, ExitedNote, GapNote, OutputNote, SupersededNote
-from runnerd.protocol.requests import ExecCancel, ExecSignal, ExecStart
+from runnerd.protocol.requests import ExecCancel, ExecSignal, ExecStart, ExecWait
 
 from .endings import REFUSED, SIGNAL_BASE, exit_code, say, say_gap, say_reconnecting
+from .streams import DESCRIPTORS, write_all
 
 if TYPE_CHECKING:
     from types import FrameType
@@ -56,7 +57,6 @@ PASSED_SIGNALS: Final = (
 )
 STDIN_BYTES: Final = 256 * 1024
 BROKEN_PIPE_PATIENCE_S: Final = 1.0
-DESCRIPTORS: Final = {"stdout": 1, "stderr": 2}
 
 
 class Passer:
@@ -140,10 +140,21 @@ class Passer:
             if self._feeds:
                 self._feeder = StdinFeeder(result.exec_id)
             self._send_signals()
+            if result.subscription is None:
+                self._wait_for_exit(result.exec_id)
+        elif isinstance(result, Exit):
+            self._exit = result
         elif isinstance(result, WriteAnswer) and self._feeder is not None:
             self._feeder.answered(result)
         else:
             assert not isinstance(result, AttachAnswer) or not self._owns
+
+    def _wait_for_exit(self, exec_id: str) -> None:
+        # A start sent again after a loss is answered so where others took the room to read it
+        # meanwhile, or where its output is no longer kept. No exit is told without a reader.
+        say("none of the output can be shown: no room for one more reader, or it is not kept")
+        say(f"waiting for the exit; what is kept of the output: runnerctl logs {exec_id}")
+        self._send("exec.wait", ExecWait(exec_id=exec_id))
 
     def _take_failure(self, failure: Failure) -> None:
         if failure.method in ("exec.signal", "exec.cancel"):
@@ -163,17 +174,10 @@ class Passer:
         if note.stream in self._broken_since_s:
             self._drop_output(note.stream)
             return
-        descriptor = DESCRIPTORS[note.stream]
-        rest = memoryview(note.data)
-        while rest:
-            try:
-                rest = rest[os.write(descriptor, rest) :]
-            except BlockingIOError:
-                # Whoever shares this descriptor with us has made it non-blocking.
-                _wait_writable(descriptor)
-            except OSError as error:
-                self._lose_reader(note.stream, error)
-                return
+        try:
+            write_all(DESCRIPTORS[note.stream], note.data)
+        except OSError as error:
+            self._lose_reader(note.stream, error)
 
     def _lose_reader(self, stream: str, error: OSError) -> None:
         self._broken_since_s[stream] = time.monotonic()
@@ -208,12 +212,22 @@ class Passer:
             data = os.read(0, STDIN_BYTES)
         except BlockingIOError:
             return
-        except OSError:
-            data = b""  # closed, or a terminal that hung up: for the command its stdin ends
+        except OSError as error:
+            if error.errno != errno.EBADF and not os.isatty(0):
+                self._lose_input(feeder, error)
+                return
+            data = b""  # not open to be read, or a terminal that hung up: it ends
         if data:
             feeder.offer(data)
         else:
             feeder.end()
+
+    def _lose_input(self, feeder: StdinFeeder, error: OSError) -> None:
+        # An end would tell the command that this was all.
+        say(f"cannot read standard input: {(error.strerror or str(error)).lower()}")
+        feeder.is_over = True
+        self._own_code = REFUSED
+        self._send("exec.cancel", self._cancel_params(grace_s=None))
 
     # The client
 
@@ -293,9 +307,3 @@ class Passer:
             wait=False,
             tombstone=False,
         )
-
-
-def _wait_writable(descriptor: int) -> None:
-    poll = select.poll()
-    poll.register(descriptor, select.POLLOUT)
-    poll.poll()

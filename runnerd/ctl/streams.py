@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import errno
 import os
+import select
 import sys
 from typing import Final
 
 from .endings import REFUSED, SIGNAL_BASE, say
 
+DESCRIPTORS: Final = {"stdout": 1, "stderr": 2}
 SIGPIPE: Final = 13
 _CANNOT_WRITE: Final = frozenset(
     {errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO, errno.EBADF, errno.EAGAIN}
@@ -31,6 +33,23 @@ def open_standard_streams() -> None:
         sys.stdout = open(os.devnull, "w")  # noqa: PTH123, SIM115
     if sys.stderr is None:
         sys.stderr = open(os.devnull, "w")  # noqa: PTH123, SIM115
+
+
+def write_all(descriptor: int, data: bytes) -> None:
+    """Write a command's output to a standard stream, waiting for its reader.
+
+    Raises:
+        OSError: If it cannot be written; what was before that is.
+    """
+    rest = memoryview(data)
+    while rest:
+        try:
+            rest = rest[os.write(descriptor, rest) :]
+        except BlockingIOError:
+            # Whoever shares this descriptor with us has made it non-blocking.
+            poll = select.poll()
+            poll.register(descriptor, select.POLLOUT)
+            poll.poll()
 
 
 def flush(code: int) -> int:

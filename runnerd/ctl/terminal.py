@@ -94,8 +94,9 @@ class RawTerminal:
         self.restore()
 
     def _make_raw(self) -> None:
-        # Now, not TCSAFLUSH as is usual: keys pressed already are meant for the command.
-        tty.setraw(0, termios.TCSANOW)
+        with contextlib.suppress(termios.error):  # it hung up, of which HUP and CONT tell together
+            # Now, not TCSAFLUSH as is usual: keys pressed already are meant for the command.
+            tty.setraw(0, termios.TCSANOW)
         if sys.stderr is not None:
             sys.stderr.reconfigure(newline="\r\n")  # type: ignore[union-attr]
 

@@ -32,7 +32,7 @@ from runnerd.protocol.exits import ReceiptProcess, Survivor
 from .ending import LISTED_MAX, receipt_of
 from .leaf import Leaf
 from .poller import Owner, Poller, Timer
-from .procfs import Stat, children, descends_from, read_stat, tree
+from .procfs import Stat, descends_from, look, read_stat, tree
 from .signalling import send_signal
 from .spares import Spares
 
@@ -137,11 +137,12 @@ class AdoptedTree:
     def _present(self) -> list[Stat]:
         """Return its living processes, and its dead ones that are for us to reap."""
         found: list[Stat] = []
-        for pid in children(os.getpid()):
+        children_of = look()
+        for pid in children_of(os.getpid()):
             stat = read_stat(pid)
             if stat is not None and self._kin.is_of(self._leader, stat):
                 found.append(stat)
-                found += [each for each in tree(pid) if each.state not in "ZX"]
+                found += [each for each in tree(pid, children_of) if each.state not in "ZX"]
         return found + self._others_in_leaf({stat.pid for stat in found})
 
     def _others_in_leaf(self, seen: set[int]) -> list[Stat]:

@@ -101,9 +101,9 @@ class ExecStreams:
         if self._output is not None:
             self._output.discard()
 
-    def inodes(self) -> set[int]:
-        """Return the inodes of its pipes still open."""
-        return set() if self._output is None else self._output.inodes()
+    def links(self) -> set[str]:
+        """Return what /proc/PID/fd shows of those who could still write its output."""
+        return set() if self._output is None else self._output.links()
 
     # ------------------------------------------------------------------ stdin
 

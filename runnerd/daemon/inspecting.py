@@ -16,7 +16,7 @@ from runnerd.protocol.requests import PROTOCOL_VERSIONS
 
 from .linux import PR_GET_DUMPABLE, prctl
 from .processes import process_infos
-from .procfs import Stat, pipe_holders, read_stat
+from .procfs import Stat, holds_one_of, read_stat
 from .procfs import tree as descendants
 from .running import Running
 
@@ -150,10 +150,10 @@ def _usage(running: Running, members: list[Stat]) -> Usage:
 
 
 def _holders(running: Running, members: list[Stat]) -> list[Holder]:
-    inodes = running.streams.inodes()
-    if not inodes:
+    links = running.streams.links()
+    if not links:
         return []
-    seen = [(stat, pipe_holders(stat.pid, inodes)) for stat in members]
+    seen = [(stat, holds_one_of(stat.pid, links)) for stat in members]
     certain = [
         Holder(pid=stat.pid, command=stat.command, certain=True) for stat, holds in seen if holds
     ]

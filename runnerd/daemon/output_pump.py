@@ -286,6 +286,6 @@ class OutputPump:
         """Return how many bytes nobody has read."""
         return sum(bytes_waiting(fd) for fd in self._pipes.output if fd is not None)
 
-    def inodes(self) -> set[int]:
-        """Return the inodes of the pipes still open."""
-        return {os.fstat(fd).st_ino for fd in self._pipes.output if fd is not None}
+    def links(self) -> set[str]:
+        """Return what /proc/PID/fd shows of those who could still write what is read here."""
+        return {self._pipes.link(fd) for fd in self._pipes.output if fd is not None}

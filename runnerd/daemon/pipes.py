@@ -65,6 +65,10 @@ class Streams:
         """Say that there is no terminal that has a size."""
         return None
 
+    def link(self, fd: int) -> str:
+        """Return what /proc/PID/fd shows of the other end of one of ours."""
+        return f"pipe:[{os.fstat(fd).st_ino}]"
+
     def given(self) -> None:
         """The command has its ends: close ours of them, or EOF would never come."""
         for fd in self._given:

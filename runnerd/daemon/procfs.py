@@ -7,14 +7,19 @@ raised, or a tree would be called empty because nobody could see it.
 from __future__ import annotations
 
 import errno
+import functools
 import os
 import signal
+from collections.abc import Callable
 from typing import Final, NamedTuple
 
 _CLOCK_TICKS: Final = os.sysconf("SC_CLK_TCK")
 _PAGE_BYTES: Final = os.sysconf("SC_PAGE_SIZE")
 _ANCESTORS_MAX: Final = 4096
+_DELETED: Final = " (deleted)"  # a terminal's name is, once it has been hung up
 _BLIND: Final = frozenset({errno.EMFILE, errno.ENFILE, errno.ENOMEM})
+
+ChildrenOf = Callable[[int], list[int]]
 
 
 class Stat(NamedTuple):
@@ -82,15 +87,54 @@ def _check_sight(error: OSError) -> None:
         raise error
 
 
-def children(pid: int) -> list[int]:
-    """Return a process's direct children, from all its threads; empty where it is gone.
+@functools.cache
+def lists_children() -> bool:
+    """Say whether the kernel lists a thread's children: only with CONFIG_PROC_CHILDREN."""
+    return os.access(f"/proc/self/task/{os.getpid()}/children", os.F_OK)
+
+
+def look() -> ChildrenOf:
+    """Return what tells a process's direct children, from all its threads; none where it is gone.
+
+    The kernel's own lists, read when they are asked for. Where it has none, one look at everybody
+    in /proc: as of now, so who looks at many processes does so with one of these.
 
     Source: proc_pid_task(5), `children`; the list may miss some while they are being forked, so
     who needs all of them asks until nothing new is found.
 
     Raises:
+        OSError: If we cannot look; so does what is returned.
+    """
+    if lists_children():
+        return _listed_children
+    by_parent = _scan()
+    return lambda pid: by_parent.get(pid, [])
+
+
+def _scan() -> dict[int, list[int]]:
+    found: dict[int, list[int]] = {}
+    try:
+        names = os.listdir("/proc")
+    except OSError as error:
+        _check_sight(error)
+        return found
+    for name in names:
+        stat = read_stat(int(name)) if name.isdigit() else None
+        if stat is not None:
+            found.setdefault(stat.ppid, []).append(stat.pid)
+    return found
+
+
+def children(pid: int) -> list[int]:
+    """Return a process's direct children, see look().
+
+    Raises:
         OSError: If we cannot look.
     """
+    return look()(pid)
+
+
+def _listed_children(pid: int) -> list[int]:
     found: list[int] = []
     try:
         threads = os.listdir(f"/proc/{pid}/task")
@@ -106,14 +150,19 @@ def children(pid: int) -> list[int]:
     return found
 
 
-def tree(root: int) -> list[Stat]:
+def tree(root: int, children_of: ChildrenOf | None = None) -> list[Stat]:
     """Return every descendant of a process, without itself, parents before children.
+
+    Args:
+        root: The process.
+        children_of: What look() returned, where more than one tree is looked at; None to look.
 
     Raises:
         OSError: If we cannot look.
     """
+    children_of = look() if children_of is None else children_of
     found: list[Stat] = []
-    queue, seen = children(root), {root}
+    queue, seen = list(children_of(root)), {root}
     for pid in queue:  # it grows meanwhile
         if pid in seen:
             continue
@@ -121,7 +170,7 @@ def tree(root: int) -> list[Stat]:
         stat = read_stat(pid)
         if stat is not None:
             found.append(stat)
-            queue += children(pid)
+            queue += children_of(pid)
     return found
 
 
@@ -201,8 +250,16 @@ def command_name(pid: int) -> str | None:
     return None if stat is None else stat.command
 
 
-def pipe_holders(pid: int, inodes: set[int]) -> bool | None:
-    """Say whether a process holds one of these pipes open; None where it cannot be read."""
+def holds_one_of(pid: int, links: set[str]) -> bool | None:
+    """Say whether a process has one of these files open; None where that cannot be read.
+
+    The kernel's own text for a descriptor is read, and the link is never followed: that would ask
+    the file system behind it, which may never answer (a FUSE server that hangs, a dead NFS).
+
+    Args:
+        pid: The process.
+        links: What its descriptors would show, as Streams.links says.
+    """
     try:
         names = os.listdir(f"/proc/{pid}/fd")
     except (FileNotFoundError, ProcessLookupError):
@@ -211,7 +268,7 @@ def pipe_holders(pid: int, inodes: set[int]) -> bool | None:
         return None
     for name in names:
         try:
-            if os.stat(f"/proc/{pid}/fd/{name}").st_ino in inodes:
+            if os.readlink(f"/proc/{pid}/fd/{name}").removesuffix(_DELETED) in links:
                 return True
         except OSError:
             continue

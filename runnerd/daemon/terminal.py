@@ -132,6 +132,10 @@ class PseudoTerminal(Streams):
         within = attributes[_LFLAG] & termios.ICANON and self._last_written not in ends_line
         return mark * 2 if within else mark
 
+    def link(self, fd: int) -> str:
+        """Return what /proc/PID/fd shows of the command's side."""
+        return _name(fd)
+
     def resize(self, rows: int, cols: int) -> bool:
         """Set the size; the kernel tells the foreground group, if it is another one.
 
@@ -189,10 +193,14 @@ def _open_slave(master: int) -> int:
     except OSError as error:
         if error.errno not in _NO_PEER:
             raise
-    (number,) = struct.unpack("i", fcntl.ioctl(master, _TIOCGPTN, b"\0" * 4))
-    slave = os.open(f"/dev/pts/{number}", _FLAGS | os.O_NOFOLLOW)
+    slave = os.open(_name(master), _FLAGS | os.O_NOFOLLOW)
     device = os.fstat(slave)
     if not stat.S_ISCHR(device.st_mode) or os.major(device.st_rdev) not in _PTS_MAJORS:
         os.close(slave)
         raise OSError(errno.ENODEV, os.strerror(errno.ENODEV))
     return slave
+
+
+def _name(master: int) -> str:
+    (number,) = struct.unpack("i", fcntl.ioctl(master, _TIOCGPTN, b"\0" * 4))
+    return f"/dev/pts/{number}"

@@ -73,6 +73,17 @@ def test_output_flows_whatever_the_window(
     assert sum(sizes) == 2_000_000
 
 
+def test_all_output_comes_though_a_wait_told_the_exit_first(
+    runnerd_daemon: RunnerdProcess,
+) -> None:
+    """The answer overtakes what the window holds back."""
+    with runnerd_daemon.connect() as client:
+        handle = client.start(["head", "-c", "200000", "/dev/zero"], window_bytes=65536)
+        assert handle.wait(30).code == 0
+        sizes = [len(note.data) for note in handle.output(20) if isinstance(note, OutputNote)]
+    assert sum(sizes) == 200_000
+
+
 def test_starts_can_be_pipelined_and_events_told_apart(runnerd_daemon: RunnerdProcess) -> None:
     with runnerd_daemon.connect() as client:
         waiting = {client.send("exec.start", ExecStart(argv=["true"])) for _ in range(50)}

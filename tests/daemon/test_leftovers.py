@@ -2,12 +2,20 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
 import time
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
 
+from runnerd.daemon.procfs import holds_one_of
+from runnerd.daemon.terminal import PseudoTerminal
+from runnerd.protocol.requests import Pty
+from tests import needs
 from tests.cases.field import cpu_s, mark, marked
+from tests.daemon.looking import seconds
 from tests.daemon.test_clocks import wake_ups
 from tests.harness import wait_for
 from tests.raw import RawClient, RawError
@@ -56,6 +64,67 @@ def test_who_holds_the_pipes_is_named(runnerd_daemon: RunnerdProcess) -> None:
         assert info["usage"]["processes"] == 2
         client.call("exec.cancel", exec_id="h", grace_s=0)
         assert client.call("exec.inspect", exec_id="h").get("holders", []) == []
+
+
+HANGS = """
+import ctypes, os, sys
+fuse = os.open("/dev/fuse", os.O_RDWR)
+options = b"fd=%d,rootmode=40000,user_id=0,group_id=0" % fuse
+if ctypes.CDLL(None).mount(b"hangs", sys.argv[1].encode(), b"fuse", 0, options) < 0:
+    sys.exit("not mounted")
+held = os.open(sys.argv[1], os.O_PATH)
+os.set_inheritable(fuse, True)
+os.set_inheritable(held, True)
+if os.fork() == 0:
+    print("up", flush=True)
+    os.execvp("sleep", ["sleep", "900"])
+"""
+
+
+def test_a_file_system_that_never_answers_is_not_asked(
+    runnerd_daemon: RunnerdProcess, tmp_path: Path
+) -> None:
+    """A command's own FUSE server, say, which it has stopped: the loop would wait for it."""
+    needs.root()
+    if not Path("/dev/fuse").exists():
+        needs.skip_or_fail("no /dev/fuse")
+    needs.program("unshare", "util-linux")
+    argv = ["unshare", "--mount", "--propagation", "private", "python3", "-I", "-c", HANGS]
+    with RawClient(runnerd_daemon.socket_path) as client:
+        client.call("exec.start", exec_id="h", argv=[*argv, str(tmp_path)], attach={})
+        client.call("exec.wait", exec_id="h")
+        assert client.output("h") == b"up\n"
+        took_s, info = seconds(lambda: client.call("exec.inspect", exec_id="h"))
+        assert took_s < 5
+        assert [each["certain"] for each in info["holders"]] == [True]
+        assert client.call("exec.cancel", exec_id="h", grace_s=0)["outcome"] == "ended"
+
+
+def test_who_holds_a_terminal_is_told_by_its_name() -> None:
+    """Not by an inode: all masters have that of /dev/ptmx, and other files have it elsewhere."""
+    terminal = PseudoTerminal(Pty(), None)
+    (slave, *_), master = terminal.theirs, terminal.output[0]
+    assert master is not None
+    (link,) = links = {terminal.link(master)}
+    assert link == os.ttyname(slave)
+    other = os.open("/dev/ptmx", os.O_RDWR | os.O_NOCTTY)
+    sleeping = ["sleep", "900"]
+    try:
+        assert os.fstat(other).st_ino == os.fstat(master).st_ino
+        with (
+            subprocess.Popen(sleeping, pass_fds=[other]) as stranger,
+            subprocess.Popen(sleeping, stdin=slave) as holder,
+        ):
+            assert holds_one_of(stranger.pid, links) is False
+            assert holds_one_of(holder.pid, links) is True
+            terminal.close()
+            assert str(Path(f"/proc/{holder.pid}/fd/0").readlink()) == f"{link} (deleted)"
+            assert holds_one_of(holder.pid, links) is True
+            stranger.kill()
+            holder.kill()
+        assert holds_one_of(holder.pid, links) is False
+    finally:
+        os.close(other)
 
 
 def test_lingering_execs_count_against_the_limit(start_daemon: Daemons) -> None:

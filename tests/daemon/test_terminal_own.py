@@ -1,0 +1,104 @@
+"""The terminal runnerctl itself was started in: it hangs up, it is left raw by nothing."""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import os
+import signal
+import subprocess
+import termios
+from typing import TYPE_CHECKING
+
+import pytest
+
+from tests.harness import REPOSITORY, wait_for, with_default_signals
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
+    from tests.harness import RunnerdProcess
+
+
+class Person:
+    """A runnerctl that leads the session of a terminal, as under `ssh -t` or in a pane."""
+
+    def __init__(self, words: list[str], errors: Path) -> None:
+        self.keyboard, self.terminal = os.openpty()
+        self.errors = errors
+        self.seen = b""
+        with errors.open("wb") as stderr:
+            self.process = subprocess.Popen(
+                words,
+                cwd=REPOSITORY,
+                stdin=self.terminal,
+                stdout=self.terminal,
+                stderr=stderr,
+                start_new_session=True,
+                preexec_fn=self._take_terminal,  # noqa: PLW1509  # no threads here
+            )
+
+    def _take_terminal(self) -> None:
+        with_default_signals()
+        fcntl.ioctl(0, termios.TIOCSCTTY, 0)
+        os.close(self.keyboard)
+
+    def until(self, text: bytes) -> None:
+        os.set_blocking(self.keyboard, False)
+
+        def has_come() -> bool:
+            with contextlib.suppress(BlockingIOError):
+                self.seen += os.read(self.keyboard, 65536)
+            return text in self.seen
+
+        wait_for(has_come, 20)
+
+    def types(self, keys: bytes) -> None:
+        os.write(self.keyboard, keys)
+
+    def hang_up(self) -> None:
+        os.close(self.keyboard)
+        self.keyboard = -1
+
+    def end(self) -> tuple[int, bytes]:
+        return self.process.wait(30), self.errors.read_bytes()
+
+    def close(self) -> None:
+        self.process.kill()
+        self.process.wait()
+        for descriptor in (self.keyboard, self.terminal):
+            if descriptor >= 0:
+                os.close(descriptor)
+
+
+@contextlib.contextmanager
+def person(daemon: RunnerdProcess, errors: Path, *words: str) -> Iterator[Person]:
+    one = Person(daemon.ctl_words(*words), errors)
+    try:
+        yield one
+    finally:
+        one.close()
+
+
+@pytest.mark.parametrize("verb", ["run", "attach"])
+def test_a_terminal_that_hangs_up_is_129_and_no_defect(
+    runnerd_daemon: RunnerdProcess, tmp_path: Path, verb: str
+) -> None:
+    """Its session leader is sent HUP and CONT, and CONT would make it raw again: five times."""
+    for at in range(5):
+        exec_id = f"x{at}"
+        command = ["--id", exec_id, "--", "sh", "-c", "echo ready; exec sleep 1000"]
+        if verb == "attach":
+            assert runnerd_daemon.ctl("run", "-dit", *command).returncode == 0
+        words = ["run", "-it", *command] if verb == "run" else ["attach", "-it", exec_id]
+        with person(runnerd_daemon, tmp_path / "errors", *words) as one:
+            one.until(b"ready")
+            one.hang_up()
+            assert one.end() == (128 + signal.SIGHUP, b"")
+        with runnerd_daemon.connect() as client:
+            if verb == "run":
+                assert client.wait(exec_id, timeout_s=10).signal == signal.SIGHUP
+            else:
+                assert client.inspect(exec_id).state == "running"
+                client.cancel(exec_id, grace_s=0)
