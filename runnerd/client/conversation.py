@@ -185,6 +185,9 @@ class Conversation:
         asked = Asked(method, params)
         if self.is_greeted:
             self._send(self._last_id + 1, asked)
+        elif isinstance(params, ExecDetach):
+            # At once: where the next attempt is lost before its hello, it is never sent.
+            self._forget(params.subscription)
         self._last_id += 1
         self._asked[self._last_id] = asked
         return self._last_id

@@ -437,6 +437,16 @@ def test_a_detach_that_was_asked_for_is_answered_by_the_loss() -> None:
     assert talk.lost() == [Answer(own_id, "exec.detach", Empty())]
 
 
+def test_a_detach_asked_for_between_two_connections_holds_over_a_lost_hello() -> None:
+    talk = conversation()
+    number = ScriptedPeer(talk).start(START)
+    talk.lost()
+    own_id = talk.request("exec.detach", ExecDetach(subscription=number))
+    ScriptedPeer(talk, greets=False)
+    assert talk.lost() == [Answer(own_id, "exec.detach", Empty())]
+    assert ScriptedPeer(talk).asked() == []
+
+
 def test_an_abandoned_request_is_neither_sent_later_nor_again() -> None:
     talk = conversation()
     first = ScriptedPeer(talk)
