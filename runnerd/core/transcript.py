@@ -372,10 +372,18 @@ class Transcript:
             spool.last_seq, spool.end_cost = self.mem_first_seq - 1, self.start_cost
             spool.end_offsets = (self._mem_offsets[0], self._mem_offsets[1])
 
-    def remove(self) -> None:
-        """Its exec is forgotten."""
-        self.spool.remove(self)
-        self._reckon()
+    def forget(self) -> int:
+        """Its exec is forgotten: let go of all but what somebody is waited for; again at any time.
+
+        Returns:
+            The cost freed.
+        """
+        self.spool.end()
+        self.drop_blocks()
+        freed = self.trim(0)
+        if not self.slot_count:
+            self.spool.remove(self)
+        return freed
 
 
 def pending_bytes(tail_bytes: int) -> int:

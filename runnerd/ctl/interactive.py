@@ -129,7 +129,7 @@ class TerminalPasser(Passer):
         self._modes = Modes()
         self._size: tuple[int, int] | None = None  # as the command's terminal was told last
         self._hung_up_by: int | None = None
-        self._may_leave = True
+        self._may_raise = False  # a signal's handler: not where the terminal would be left raw
 
     def follow(self, method: str, params: Params) -> int:
         """Start or attach, pass everything through, and return the exit code for the shell.
@@ -141,7 +141,8 @@ class TerminalPasser(Passer):
             self._size = (params.pty.rows, params.pty.cols)
         raw: contextlib.AbstractContextManager[object] = contextlib.nullcontext()
         try:
-            self._catch_hang_up()
+            # Before our terminal is raw: none of them may end us there as it would by default.
+            (self._catch_signals if self._owns else self._catch_hang_up)()
             signal.signal(signal.SIGWINCH, self._on_size_change)
             if self._feeds:
                 raw = RawTerminal(self._send_signals_soon)
@@ -171,15 +172,17 @@ class TerminalPasser(Passer):
         say_reconnecting(lost)
 
     def _follow(self, method: str, params: Params) -> int:
+        self._may_raise = True
         try:
             return super().follow(method, params)
         except BaseException:
+            self._may_raise = False
             # A command that goes on, or is lost to us, cannot tidy our screen up.
             with contextlib.suppress(OSError):
                 write_all(1, self._modes.undo())
             raise
         finally:
-            self._may_leave = False  # a signal from here on must not keep the terminal raw
+            self._may_raise = False
 
     # Events
 
@@ -189,15 +192,16 @@ class TerminalPasser(Passer):
         super()._take(event)
 
     def _take_answer(self, answer: Answer) -> None:
-        super()._take_answer(answer)
         result = answer.result
+        if isinstance(result, (StartAnswer, AttachAnswer)):
+            self._subscription = result.subscription  # first: what follows may leave, and detaches
+        super()._take_answer(answer)
         if not isinstance(result, (StartAnswer, AttachAnswer)):
             return
-        self._subscription = result.subscription
         if isinstance(result, AttachAnswer):
             self._exec_id = self._attached_to
             self._replay, self._replay_seq = bytearray(), result.last_seq
-            if not result.last_seq:
+            if result.after >= result.last_seq:
                 self._show_replay()
         if self._feeds and self._exec_id is not None:
             self._feeder = KeyFeeder(self._exec_id)
@@ -262,7 +266,7 @@ class TerminalPasser(Passer):
         self._catch_hang_up()
 
     def _catch_hang_up(self) -> None:
-        for number in _HANGING_UP:
+        for number in _HANGING_UP if self._owns else (*_HANGING_UP, signal.SIGINT):
             if signal.getsignal(number) is not signal.SIG_IGN:
                 signal.signal(number, self._on_hang_up)
 
@@ -283,10 +287,13 @@ class TerminalPasser(Passer):
             self._send_signals()
 
     def _send_signals(self) -> None:
+        if not self._may_raise:  # as both sending and leaving do
+            return
         super()._send_signals()
         # What we are just starting is not left behind: its answer comes within seconds.
         is_there = self._exec_id is not None or not self._owns
-        if self._hung_up_by is not None and self._may_leave and is_there:
+        if self._hung_up_by is not None and is_there:
+            self._may_raise = False
             number, self._hung_up_by = self._hung_up_by, None
             raise _Leaving(self._hang_up(number))
         self._send_size()

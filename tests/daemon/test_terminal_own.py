@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from runnerd.protocol.requests import Pty
 from tests.harness import REPOSITORY, wait_for, with_default_signals
 
 if TYPE_CHECKING:
@@ -26,6 +27,7 @@ class Person:
 
     def __init__(self, words: list[str], errors: Path) -> None:
         self.keyboard, self.terminal = os.openpty()
+        termios.tcsetwinsize(self.terminal, (30, 100))
         self.errors = errors
         self.seen = b""
         with errors.open("wb") as stderr:
@@ -102,3 +104,21 @@ def test_a_terminal_that_hangs_up_is_129_and_no_defect(
             else:
                 assert client.inspect(exec_id).state == "running"
                 client.cancel(exec_id, grace_s=0)
+
+
+@pytest.mark.parametrize("words", [["--tail"], ["--after", "1"]], ids=["tail", "after"])
+def test_a_command_that_prints_nothing_is_told_the_size_of_whoever_comes(
+    runnerd_daemon: RunnerdProcess, tmp_path: Path, words: list[str]
+) -> None:
+    """Also where nothing is shown again: it is not waited for."""
+    with runnerd_daemon.connect() as client:
+        client.start(["sh", "-c", "echo ready; exec sleep 1000"], exec_id="x", pty=Pty())
+        wait_for(lambda: client.inspect("x").last_seq == 1, 20)
+
+        def has_our_size() -> bool:
+            pty = client.inspect("x").pty
+            return pty is not None and (pty.rows, pty.cols) == (30, 100)
+
+        with person(runnerd_daemon, tmp_path / "errors", "attach", "-it", *words, "x"):
+            wait_for(has_our_size, 20)
+        client.cancel("x", grace_s=0)
