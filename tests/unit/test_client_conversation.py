@@ -345,6 +345,46 @@ def test_what_cannot_be_resumed_is_said_with_the_exit_and_no_exit_is_made_up() -
     assert ScriptedPeer(talk).asked() == []
 
 
+@pytest.mark.parametrize("is_kept", [True, False])
+def test_a_start_answered_again_without_its_subscription_is_attached_to_or_said_why_not(
+    is_kept: bool,
+) -> None:
+    talk = conversation()
+    first = ScriptedPeer(talk)
+    talk.request("exec.start", START)
+    first.asked()
+    talk.lost()
+    peer = ScriptedPeer(talk)
+    ((request_id, _, _),) = peer.asked()
+    (told,) = peer.answer(request_id, started(None, created=False))
+    assert isinstance(told, Answer)
+    number = told.result.subscription  # type: ignore[attr-defined]
+    assert number is not None
+    ((request_id, method, params),) = peer.asked()
+    assert method == "exec.attach"
+    assert isinstance(params, ExecAttach)
+    assert (params.exec_id, params.after, params.generation) == ("x", 0, 3)
+    if is_kept:
+        peer.answer(request_id, attached(7))
+        (note,) = peer.output(1, 0, b"a", 7)
+        assert isinstance(note, OutputNote)
+        assert note.subscription == number
+    else:
+        (gone,) = peer.fail(request_id, RequestError("exec_evicted", "gone", exit=make_exit()))
+        assert isinstance(gone, Unfollowed)
+        assert (gone.subscription, gone.exec_id) == (number, "x")
+
+
+def test_a_start_that_asked_for_no_subscription_gets_none() -> None:
+    peer = ScriptedPeer(conversation())
+    peer.talk.request("exec.start", ExecStart(argv=["a"]))
+    ((request_id, _, _),) = peer.asked()
+    (told,) = peer.answer(request_id, started(None))
+    assert isinstance(told, Answer)
+    assert told.result.subscription is None  # type: ignore[attr-defined]
+    assert peer.asked() == []
+
+
 def test_the_incarnation_is_named_from_the_second_hello_on() -> None:
     talk = conversation()
     assert ScriptedPeer(talk, incarnation="i-9").hello.incarnation is None  # type: ignore[attr-defined]
