@@ -31,6 +31,11 @@ class Bells:
     def __init__(self) -> None:
         self._waiting: set[anyio.Event] = set()
 
+    @property
+    def is_waited_for(self) -> bool:
+        """Whether anybody waits, woken or not."""
+        return bool(self._waiting)
+
     def ring(self) -> None:
         """Wake all who wait now."""
         for bell in self._waiting:
@@ -93,7 +98,9 @@ class AsyncLink(Wire):
             with anyio.move_on_after(timeout_s):
                 await bells.wait(lambda: is_there() or conversation.end is not None)
         finally:
-            self.bells.discard(bells)
+            # Others may wait for the same: the end of it all has to reach them too.
+            if not bells.is_waited_for:
+                self.bells.discard(bells)
         if is_there():
             return
         if conversation.end is not None:

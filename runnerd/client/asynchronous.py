@@ -220,7 +220,7 @@ class AsyncClient:
             fields: The other fields of ExecStart.
 
         Raises:
-            RemoteError: As start().
+            RemoteError: As start(); or the rest of the output is gone, with the exit in its data.
             StreamLost: If the connection was lost for good before the exit.
         """
         assert not isinstance(input, str), "input is bytes; encode the string"

@@ -141,7 +141,7 @@ def test_a_cancelled_write_is_the_last_of_its_handle(on_both: OnBoth) -> None:
         async with await runner.start(["sleep", "60"], stdin="pipe") as proc:
             with anyio.move_on_after(0.3):
                 await proc.write(bytes(4 << 20))
-            with pytest.raises(ClientError, match="cancelled half-way"):
+            with pytest.raises(ClientError, match="broken off half-way"):
                 await proc.write(b"more")
             assert await runner.inspect(proc.exec_id) is not None
 
@@ -364,3 +364,22 @@ def test_without_anyio_it_says_what_to_install() -> None:
     )
     assert done.returncode == 1
     assert done.stderr.endswith("pip install 'runnerd[async]'\n")
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_a_start_repeated_when_its_output_is_gone_says_so_with_the_exit(
+    backend: str, start_daemon: Callable[..., RunnerdProcess]
+) -> None:
+    async def main(path: str) -> None:
+        again: dict[str, Any] = {"exec_id": "deploy", "nonce": "n-1"}
+        argv = ["sh", "-c", "exit 3"]
+        async with connect(path) as runner:
+            await (await runner.start(argv, **again)).wait_closed(30)
+            await (await runner.start(["true"])).wait_closed(30)
+            handle = await runner.start(argv, **again)
+            with pytest.raises(RemoteError) as caught:
+                await handle.output(30).__anext__()
+            assert caught.value.data.exit is not None
+            assert caught.value.data.exit.code == (await handle.wait(30)).code == 3
+
+    anyio.run(main, start_daemon("--finished-execs-max", "1").socket_path, backend=backend)
