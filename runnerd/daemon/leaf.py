@@ -107,9 +107,24 @@ class Leaf(NamedTuple):
 def pids_in(folder: Path) -> list[int]:
     """Return the processes in one cgroup, those below it not; none where it cannot be read.
 
+    Those beyond our pid namespace have no number here, and are left out.
+
     Raises:
         OSError: No descriptor or memory is left.
     """
+    return [pid for pid in _listed_in(folder) if pid]
+
+
+def is_held(folder: Path) -> bool:
+    """Say whether any process is right in a cgroup, one beyond our pid namespace too.
+
+    Raises:
+        OSError: No descriptor or memory is left.
+    """
+    return bool(_listed_in(folder))
+
+
+def _listed_in(folder: Path) -> list[int]:
     try:
         return [int(word) for word in _read(f"{folder}/cgroup.procs").split()]
     except OSError as error:

@@ -9,6 +9,7 @@ import contextlib
 import os
 import signal
 import subprocess
+import sys
 import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -16,7 +17,8 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from runnerd.daemon.cgroup import end_stale, give_controllers_to, own_cgroup
-from runnerd.daemon.leaf import Leaf
+from runnerd.daemon.leaf import Leaf, is_held
+from runnerd.daemon.signalling import send_signal
 from tests import needs
 from tests.daemon.looking import log_lines, planted, shim_of, tree_of
 from tests.harness import RunnerdProcess, children, daemons, is_alive, wait_for
@@ -481,11 +483,47 @@ def test_a_leafs_own_oom_kills(tmp_path: Path) -> None:
     assert leaf.peak_tasks() == 7
 
 
-def test_controllers_are_given_where_no_process_is_and_nowhere_else(tmp_path: Path) -> None:
+def test_who_is_beyond_our_pid_namespace_has_no_number(tmp_path: Path) -> None:
+    """The kernel shows each as 0, and a signal to 0 is one to our own group."""
+    made = tmp_path / "runnerd-0123456789abcdef" / "1"
+    made.mkdir(parents=True)
+    (made / "cgroup.procs").write_text("0\n0\n4194305\n")
+    assert Leaf(made).pids() == [4194305]
+    assert is_held(made)
+    code = """
+import signal, sys
+from pathlib import Path
+from runnerd.daemon import cgroup, leaf, signalling
+signalling.open_pidfd = lambda pid: None  # as on a kernel without
+leaf.pids_in = leaf._listed_in
+assert 0 in leaf.Leaf(Path(sys.argv[1], "1")).pids()
+assert cgroup.end_stale(Path(sys.argv[1])) is False
+print("alive")
+"""
+    words = [sys.executable, "-c", code, str(made.parent)]
+    done = subprocess.run(
+        words, check=False, capture_output=True, text=True, start_new_session=True
+    )
+    assert done.stdout == "alive\n", done
+
+
+@pytest.mark.parametrize("pid", [0, 1, -1])
+def test_no_number_that_stands_for_more_than_one_process_is_signalled(
+    pid: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("runnerd.daemon.signalling.open_pidfd", lambda _: None)
+    assert send_signal(pid, 0, lambda: True) is False  # 0 is sent to nobody, whatever becomes of it
+    assert send_signal(os.getpid(), 0, lambda: True) is True
+
+
+@pytest.mark.parametrize("who", ["1", "0"], ids=["ours", "beyond our pid namespace"])
+def test_controllers_are_given_where_no_process_is_and_nowhere_else(
+    tmp_path: Path, who: str
+) -> None:
     """Of one with processes `pids` could be turned on: a threaded root, closed to all below."""
     folder = tmp_path / "box" / "runnerd"
     folder.mkdir(parents=True)
-    for each, pids in ((folder.parent, "1\n"), (folder, "")):
+    for each, pids in ((folder.parent, f"{who}\n"), (folder, "")):
         (each / "cgroup.type").write_text("domain\n")
         (each / "cgroup.procs").write_text(pids)
         (each / "cgroup.subtree_control").write_text("")
