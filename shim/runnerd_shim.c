@@ -541,16 +541,31 @@ static void reap(void)
 
 /* ------------------------------------------------------------------------ messages from runnerd */
 
+/* 0 if the child has it. That it is dead (one of three errnos, by how far its death has come) is no
+ * failure here: reap() tells by what. */
+static int hand_on(int *fds, int fd_count)
+{
+    if (fd_count != JOB_FDS)
+        return fd_count < 0 ? EMFILE : EINVAL;
+    if (pass_on(job_socket, fds, fd_count) || errno == EPIPE || errno == ECONNRESET ||
+        errno == ECONNREFUSED)
+        return 0;
+    return errno; /* no memory, or too many descriptors of this user are in sockets already */
+}
+
 static void take_job(int *fds, int fd_count)
 {
-    if (phase == WAITING && fd_count == JOB_FDS) {
-        pass_on(job_socket, fds, fd_count); /* it fails only if the child is dead, see reap() */
-        phase = STARTING;
-    } else if (phase == WAITING) {
-        say_failed("job", fd_count < 0 ? EMFILE : EINVAL, false);
+    int error;
+
+    if (phase != WAITING)
+        return;
+    error = hand_on(fds, fd_count);
+    if (error) {
+        say_failed("job", error, false);
         phase = FAILED;
         kill(leader, SIGKILL);
-    }
+    } else
+        phase = STARTING;
 }
 
 static void signal_tree(int number, bool group_only, int64_t *count, int *error)
