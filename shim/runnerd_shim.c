@@ -547,6 +547,7 @@ static int hand_on(int *fds, int fd_count)
 {
     if (fd_count != JOB_FDS)
         return fd_count < 0 ? EMFILE : EINVAL;
+    kill(leader, SIGCONT); /* a command of our user may have stopped it */
     if (pass_on(job_socket, fds, fd_count) || errno == EPIPE || errno == ECONNRESET ||
         errno == ECONNREFUSED)
         return 0;
@@ -767,7 +768,7 @@ static void fork_child(void)
         close(CONTROL_FD);
         close(LIFELINE_FD);
         close(pair[0]);
-        child_main(pair[1]);
+        child_main(pair[1], self);
     }
     close(pair[1]);
     job_socket = pair[0];
