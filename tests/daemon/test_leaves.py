@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from runnerd.daemon import leaf as leaf_module
 from runnerd.daemon.cgroup import end_stale, give_controllers_to, own_cgroup
 from runnerd.daemon.leaf import Leaf, is_held
 from runnerd.daemon.signalling import send_signal
@@ -272,6 +273,66 @@ def test_cgroups_that_a_command_made_in_its_own_go_with_it(
         assert not any(leaves_in(leaf) for leaf in leaves_in(folder))
     assert daemon.stop() == 0
     assert not folder.exists()
+
+
+MANY = 1500
+"""More than are looked at in one go."""
+
+
+@pytest.mark.parametrize("below", ["", "one", "one/two/three"])
+def test_very_many_made_cgroups_go_a_part_at_a_time(parent: Path, below: str) -> None:
+    """Of who makes a hundred thousand, all at once would stop everybody for seconds."""
+    leaf = Leaf(parent / "whole")
+    for number in range(MANY):
+        (leaf.folder / str(number) / below).mkdir(parents=True)
+    assert len(leaf_module._cgroups_in(leaf.folder)) == leaf_module._MADE_MAX
+    goes, left = 0, len(leaf_module.folders_in(leaf.folder))
+    while not leaf.remove():
+        goes += 1
+        before, left = left, len(leaf_module.folders_in(leaf.folder))
+        assert before - leaf_module._MADE_MAX <= left < before
+    assert not leaf.folder.exists()
+    assert 1 <= goes <= MANY * 10 / leaf_module._MADE_MAX
+
+
+def test_a_long_way_down_is_gone_again(parent: Path) -> None:
+    leaf = Leaf(parent / "whole")
+    deepest = leaf.folder / "/".join("d" * 500)
+    deepest.mkdir(parents=True)
+    while not leaf.remove():
+        assert len(leaf_module._cgroups_in(leaf.folder)) < 500
+
+
+def test_what_holds_a_process_stays_and_goes_later(
+    parent: Path, stranger: subprocess.Popen[bytes]
+) -> None:
+    leaf = Leaf(parent / "whole")
+    held = leaf.folder / "a" / "b"
+    for each in (held, leaf.folder / "a" / "c", leaf.folder / "d"):
+        each.mkdir(parents=True)
+    put(stranger.pid, held)
+    for _ in range(3):
+        assert not leaf.remove()
+        assert leaf.pids() == [stranger.pid]
+    leaf.kill()
+    stranger.wait(10)
+    wait_for(leaf.remove)
+
+
+def test_the_leaf_of_who_made_very_many_goes_with_it(start_daemon: Start, parent: Path) -> None:
+    daemon = start_daemon("--cgroups", str(parent))
+    folder = own_folder(parent)
+    code = (
+        NEST.partition("for depth")[0]
+        + f"for n in range({MANY}): os.mkdir(f'{{mount}}{{own}}/{{n}}')"
+    )
+    with RawClient(daemon.socket_path) as client:
+        argv = ["python3", "-I", "-c", code]
+        client.call("exec.start", exec_id="e", argv=argv, env={"MOUNT": str(parent.parent)})
+        assert client.call("exec.wait", exec_id="e", until="closed")["code"] == 0
+        wait_for(lambda: client.call("daemon.info")["parked_shims"] == 3)
+        wait_for(lambda: len(leaves_in(folder)) == 3)
+        assert client.call("daemon.info")["stray_failures"] == 0
 
 
 @pytest.mark.parametrize("dies", [False, True])
