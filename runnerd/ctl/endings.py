@@ -27,6 +27,7 @@ CANNOT_EXECUTE: Final = 126
 NOT_FOUND: Final = 127
 SIGNAL_BASE: Final = 128
 SIGKILL: Final = 9
+INTERRUPTED: Final = SIGNAL_BASE + 2  # SIGINT
 
 _ENDED_BY: Final = {
     "cancelled": "ended by a cancel",
