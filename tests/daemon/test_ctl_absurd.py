@@ -5,7 +5,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import subprocess
 import sys
@@ -13,6 +12,7 @@ from typing import TYPE_CHECKING, Final
 
 import pytest
 
+from tests.daemon.ctl_calls import say_all
 from tests.harness import REPOSITORY
 
 if TYPE_CHECKING:
@@ -81,40 +81,12 @@ REFUSED: Final[list[tuple[str, ...]]] = [
 ]
 
 
-ALL_IN_ONE_PROCESS: Final = """
-import contextlib, io, json, sys
-from runnerd.ctl.main import main
-
-told = []
-for words in json.load(sys.stdin):
-    said = io.StringIO()
-    with contextlib.redirect_stderr(said), contextlib.redirect_stdout(io.StringIO()):
-        try:
-            code = main(words)
-        except SystemExit as ended:
-            code = ended.code
-        except BaseException as error:
-            code = repr(error)
-    told.append((code, said.getvalue()))
-print(json.dumps(told))
-"""
-
-
 def test_an_absurd_command_line_is_refused_in_a_few_lines(runnerd_daemon: RunnerdProcess) -> None:
-    done = subprocess.run(
-        [sys.executable, "-c", ALL_IN_ONE_PROCESS],
-        cwd=REPOSITORY,
-        env={**os.environ, "RUNNERD_SOCKET": runnerd_daemon.socket_path},
-        input=json.dumps(REFUSED).encode(),
-        capture_output=True,
-        check=True,
-        timeout=60,
-    )
-    told = dict(zip(REFUSED, json.loads(done.stdout), strict=True))
+    told = dict(zip(REFUSED, say_all(runnerd_daemon, REFUSED), strict=True))
     wrong = {
-        words: (code, said)
-        for words, (code, said) in told.items()
-        if code not in {125, 127} or not 1 <= said.count("\n") <= 3
+        words: said
+        for words, said in told.items()
+        if said.code not in {125, 127} or not 1 <= said.err.count("\n") <= 3
     }
     assert wrong == {}
 
