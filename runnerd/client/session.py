@@ -40,6 +40,7 @@ from .subscription import EventChecks, Subscription
 if TYPE_CHECKING:
     from runnerd.protocol.codec import Incoming
     from runnerd.protocol.fields import Params
+    from runnerd.protocol.requests import Attach
 
 # An answer may be larger than any request the daemon takes: a list of a thousand execs, each
 # with its argv. The bound is only there so that a stray length cannot ask for gigabytes.
@@ -239,13 +240,7 @@ class Session:
             if params.attach is None or result.subscription is None:
                 return None
             number = result.subscription
-            opened = Subscription(
-                result.exec_id,
-                params.attach.streams,
-                after_seq=0,
-                from_start=True,
-                hashes=params.sha256,
-            )
+            opened = checks_of_start(result.exec_id, params, params.attach)
         elif isinstance(params, ExecAttach) and isinstance(result, AttachAnswer):
             number = result.subscription
             opened = resumes or Subscription(
@@ -287,3 +282,8 @@ class Session:
                 subscription.closed(note)
             del self.subscriptions[note.subscription]
         return note
+
+
+def checks_of_start(exec_id: str, start: ExecStart, attach: Attach) -> Subscription:
+    """Return the checks of a subscription that begins with its exec."""
+    return Subscription(exec_id, attach.streams, after_seq=0, from_start=True, hashes=start.sha256)
