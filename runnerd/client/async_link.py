@@ -31,6 +31,11 @@ class Bells:
     def __init__(self) -> None:
         self._waiting: set[anyio.Event] = set()
 
+    @property
+    def is_waited_for(self) -> bool:
+        """Whether anybody waits, woken or not."""
+        return bool(self._waiting)
+
     def ring(self) -> None:
         """Wake all who wait now."""
         for bell in self._waiting:
@@ -58,14 +63,19 @@ class AsyncLink(Wire):
         self.bells: set[Bells] = set()
         self._greeted = Bells()
         self._unsent = Bells()
+        self._serving = anyio.CancelScope(shield=True)
         super().__init__(connection, way, options)
 
     async def serve(self) -> None:
-        """Carry the conversation until it is over; errors end it, and are its `end`."""
-        async with anyio.create_task_group() as tasks:
-            tasks.start_soon(self._write)
-            await self._read()
-            tasks.cancel_scope.cancel()
+        """Carry the conversation until it is over; errors end it, and are its `end`.
+
+        No scope around it ends it, only end(): what a cancelled block still has to ask on its way
+        out, the end of what it started, needs the answer.
+        """
+        with self._serving:
+            async with anyio.create_task_group() as tasks:
+                tasks.start_soon(self._write)
+                await self._read()
 
     async def wait(
         self, bells: Bells, is_there: Callable[[], object], timeout_s: float | None, what: str
@@ -88,7 +98,9 @@ class AsyncLink(Wire):
             with anyio.move_on_after(timeout_s):
                 await bells.wait(lambda: is_there() or conversation.end is not None)
         finally:
-            self.bells.discard(bells)
+            # Others may wait for the same: the end of it all has to reach them too.
+            if not bells.is_waited_for:
+                self.bells.discard(bells)
         if is_there():
             return
         if conversation.end is not None:
@@ -142,8 +154,9 @@ class AsyncLink(Wire):
             self.send_some()
 
     def end(self) -> None:
-        """Wake everyone: nothing more comes."""
+        """End the tasks and wake everyone: nothing more comes."""
         self.close()
+        self._serving.cancel()
         for bells in [*self.bells]:
             bells.ring()
 

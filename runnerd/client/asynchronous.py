@@ -115,7 +115,6 @@ async def _greeted(link: AsyncLink, timeout_s: float) -> AsyncIterator[AsyncClie
                 yield AsyncClient(link)
             finally:
                 link.end()
-                tasks.cancel_scope.cancel()
     except BaseExceptionGroup as group:
         # Only the block itself raises into the group: nobody should have to write except*.
         if len(group.exceptions) == 1:
@@ -221,7 +220,7 @@ class AsyncClient:
             fields: The other fields of ExecStart.
 
         Raises:
-            RemoteError: As start().
+            RemoteError: As start(); or the rest of the output is gone, with the exit in its data.
             StreamLost: If the connection was lost for good before the exit.
         """
         assert not isinstance(input, str), "input is bytes; encode the string"

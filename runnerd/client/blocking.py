@@ -286,7 +286,7 @@ class Client:
             fields: The other fields of ExecStart.
 
         Raises:
-            RemoteError: As start().
+            RemoteError: As start(); or the rest of the output is gone, with the exit in its data.
             ClientTimeout: If it has not exited by then. It runs on, detached.
             StreamLost: If the connection ended before the exit.
         """

@@ -8,7 +8,8 @@ Rule 1: a request keeps its id over connections, and is answered once: by the da
 by Ambiguous where it must not be repeated. repeating.py has the rules.
 Rule 2: a subscription keeps its number over connections. It is resumed after the last sequence
 received and with the same checks going on; where it has a subscriber name, under that and the
-next generation. What cannot be resumed is an Unfollowed event: never an exit, never silence.
+next generation. What cannot be resumed is an Unfollowed event: never an exit, never silence. A
+start that was sent again and is answered without its subscription is resumed from its first byte.
 Rule 3: every hello after the first names the incarnation. Another one ends the conversation as
 DaemonRestarted, before any effect.
 Rule 4: every start has an exec_id, a nonce and a horizon, so that it can be repeated, and where it
@@ -45,7 +46,7 @@ from .errors import (
     StreamLost,
 )
 from .pending import Asked, Followed, Unfollowed
-from .session import Answer, Event, Failure, Session, SubscriptionNote
+from .session import Answer, Event, Failure, Session, SubscriptionNote, checks_of_start
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -173,7 +174,8 @@ class Conversation:
             Its id, by which its answer or failure is told.
 
         Raises:
-            RemoteError: If a text in it is no UTF-8, as the daemon would refuse it.
+            RemoteError: If a text in it is no UTF-8, or a number has more than 64 bits, as the
+                daemon would refuse it.
             ClientError: `end`, if the conversation is over.
         """
         if self.end is not None:
@@ -185,6 +187,9 @@ class Conversation:
         asked = Asked(method, params)
         if self.is_greeted:
             self._send(self._last_id + 1, asked)
+        elif isinstance(params, ExecDetach):
+            # At once: where the next attempt is lost before its hello, it is never sent.
+            self._forget(params.subscription)
         self._last_id += 1
         self._asked[self._last_id] = asked
         return self._last_id
@@ -359,6 +364,8 @@ class Conversation:
         asked = self._asked.pop(own_id)
         if isinstance(result, StartAnswer):
             self.starts = max(self.starts, result.starts)
+            if result.subscription is None and not asked.is_abandoned:
+                result.subscription = self._follow_anyway(asked.params, result.exec_id)
         if isinstance(result, (StartAnswer, AttachAnswer)) and answer.opened is not None:
             assert result.subscription is not None
             result.subscription = self._opened_by(asked.params, answer.opened, result.subscription)
@@ -391,6 +398,21 @@ class Conversation:
         self._followed[self._last_number] = followed
         followed.wire_number = wire_number
         self._numbers[wire_number] = self._last_number
+        return self._last_number
+
+    def _follow_anyway(self, params: Params, exec_id: str) -> int | None:
+        """Have a start that was recognised and got no subscription attached to, or told why not.
+
+        Returns:
+            The subscription; None where the start asked for none.
+        """
+        assert isinstance(params, ExecStart)
+        if params.attach is None:
+            return None
+        checks = checks_of_start(exec_id, params, params.attach)
+        self._last_number += 1
+        followed = self._followed[self._last_number] = Followed(checks, params.attach)
+        self._resume(self._last_number, followed)
         return self._last_number
 
     def _resumed(self, number: int, wire_number: int) -> None:

@@ -10,7 +10,6 @@ from runnerd.protocol.notes import GapNote, OutputNote
 
 from .asking import write_steps
 from .errors import ClientError
-from .feeding import StdinFeeder
 from .following import Following
 from .link import deadline
 from .steps import drive
@@ -80,7 +79,7 @@ class Exec(Following):
                 yield note
                 self._took(note)
             self._check()
-            if self.exit is not None:
+            if self._is_complete:
                 return
             self._wait_news(deadline(timeout_s))
 
@@ -131,6 +130,10 @@ class Exec(Following):
     def write(self, data: bytes, *, eof: bool = False, timeout_s: float | None = None) -> int:
         """Feed the command's stdin, waiting for room as a pipe does.
 
+        Interrupted (KeyboardInterrupt, what a signal handler raises), some of it, all or nothing
+        was taken, and no further write is made through this handle: its place in the stream is
+        not known.
+
         Args:
             data: The bytes.
             eof: Close stdin after them.
@@ -142,17 +145,13 @@ class Exec(Following):
         Raises:
             RemoteError: stdin_closed if the command no longer reads, exec_ended if it exited.
             ClientTimeout: If there was no room for all of it in time; what was taken, was.
+            ClientError: If an earlier write was interrupted.
         """
+        self._check_stdin()
         if self._stdin_bytes is None:
             self._stdin_bytes = self.inspect().stdin_accepted_bytes or 0
-        feeder = StdinFeeder(self.exec_id, self._stdin_bytes)
-        feeder.offer(data)
-        if eof:
-            feeder.end()
-        try:
+        with self._writing(data, eof=eof) as feeder:
             return drive(self._client, write_steps(feeder, timeout_s))
-        finally:
-            self._stdin_bytes = feeder.accepted_bytes
 
     def close_stdin(self) -> None:
         """Close the command's stdin after what was written."""

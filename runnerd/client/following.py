@@ -6,6 +6,7 @@ No I/O: both clients' Exec handles are this with a way to wait.
 from __future__ import annotations
 
 from collections import deque
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Final
 
 import msgspec
@@ -15,9 +16,12 @@ from runnerd.protocol.exits import Exit
 from runnerd.protocol.notes import ClosedNote, ExitedNote, GapNote, OutputNote, SupersededNote
 
 from .errors import ClientError, ExitPassed, OutputOverflow, Superseded
+from .feeding import StdinFeeder
 from .pending import QUEUE_BYTES_MAX, Unfollowed
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
+
     from runnerd.protocol.answers import AttachAnswer
     from runnerd.protocol.exits import Closed
 
@@ -56,7 +60,8 @@ class Following:
         nonce: Of its start, where this client made it: cancel acts on nothing else.
         pid: The command's pid, None where it had gone when this handle was made.
         created: Whether this handle's start made the exec.
-        exit: How the command ended, once that is known; never made up.
+        exit: How the command ended, once that is known, be it by an answer that came before the
+            rest of the output; never made up.
         closed: Once nothing of the exec is left and its subscription told so.
         gap_bytes: Output bytes announced as no longer kept, as far as their number is known.
         last_seq: The last record that output() is done with: another one was asked for.
@@ -80,7 +85,9 @@ class Following:
         self._queue: deque[OutputNote | GapNote] = deque()
         self._queued_bytes = 0
         self._broken: ClientError | None = None
+        self._has_exited = False
         self._stdin_bytes = 0 if self.created else None
+        self._is_stdin_torn = False
         if self._subscription is not None:
             router.follow(self._subscription, self.receive)
 
@@ -97,11 +104,10 @@ class Following:
         """Take an event of this exec's subscription; called by the client."""
         if isinstance(record, ExitedNote):
             self.exit = record.exit
+            self._has_exited = True
         elif isinstance(record, ClosedNote):
             self.closed = record.closed
-            self._subscription = None
-            if self.exit is None:
-                self._break(ExitPassed(record.exec_id))
+            self._break(ExitPassed(record.exec_id))
         elif isinstance(record, SupersededNote):
             self._break(Superseded(record.exec_id, record.subscriber, record.generation))
         elif isinstance(record, Unfollowed):
@@ -115,12 +121,25 @@ class Following:
 
     def _break(self, error: ClientError) -> None:
         self._subscription = None
-        if self.exit is None:
+        if not self._has_exited:
             self._broken = error
 
     @property
+    def _is_complete(self) -> bool:
+        """Whether no output comes after what is queued, and none is missing that was asked for.
+
+        Not by `exit` alone: the answer to a wait or cancel overtakes the output, which waits for
+        the window.
+        """
+        if self._has_exited:
+            return True
+        is_followed = self._subscription is not None
+        is_whole = self._broken is None or isinstance(self._broken, ExitPassed)
+        return self.exit is not None and not is_followed and is_whole
+
+    @property
     def _has_news(self) -> bool:
-        return bool(self._queue) or self.exit is not None or self._broken is not None
+        return bool(self._queue) or self._is_complete or self._broken is not None
 
     def _check(self) -> None:
         """Raise why no more output comes, once all that came was taken.
@@ -132,7 +151,7 @@ class Following:
                 where it is known.
             ClientError: If there is no subscription.
         """
-        if self._queue or self.exit is not None:
+        if self._queue or self._is_complete:
             return
         if self._broken is not None:
             raise self._broken
@@ -140,6 +159,36 @@ class Following:
             raise ClientError(
                 f"'{self.exec_id}' is not attached", hint="use client.attach(exec_id)"
             )
+
+    def _check_stdin(self) -> None:
+        """Refuse to write behind a write of which nobody knows how far it got.
+
+        Raises:
+            ClientError: If an earlier one was broken off by what is no answer to it.
+        """
+        if self._is_stdin_torn:
+            raise ClientError(
+                f"an earlier write to '{self.exec_id}' was broken off half-way",
+                hint="inspect() has stdin_accepted_bytes; a new attach() can go on",
+            )
+
+    @contextmanager
+    def _writing(self, data: bytes, *, eof: bool) -> Iterator[StdinFeeder]:
+        """Give what feeds the next bytes of stdin, and keep how far it came."""
+        assert self._stdin_bytes is not None
+        feeder = StdinFeeder(self.exec_id, self._stdin_bytes)
+        feeder.offer(data)
+        if eof:
+            feeder.end()
+        self._is_stdin_torn = True
+        try:
+            yield feeder
+        except ClientError:
+            self._is_stdin_torn = False
+            raise
+        finally:
+            self._stdin_bytes = feeder.accepted_bytes
+        self._is_stdin_torn = False
 
     def _pop(self) -> OutputNote | GapNote | None:
         if not self._queue:

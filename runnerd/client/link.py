@@ -4,13 +4,17 @@ from __future__ import annotations
 
 import select
 import time
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 from .errors import ClientTimeout
 from .wire import LEAVE_S, LEAVE_STEP_S, Wire
 
 if TYPE_CHECKING:
     from collections.abc import Callable
+
+
+# poll() counts milliseconds in an int, which is full after 24.8 days. A longer wait is several.
+POLL_S_MAX: Final = 24 * 3600.0
 
 
 def deadline(timeout_s: float | None) -> float | None:
@@ -75,10 +79,9 @@ class Link(Wire):
                 return True
             now_s = time.monotonic()
             times_s = [at_s for at_s in (deadline_s, self.wake_at_s) if at_s is not None]
-            wait_ms = int((min(times_s) - now_s) * 1000) + 1 if times_s else None
             if deadline_s is not None and now_s >= deadline_s:
                 return False
-            self._wait(None if wait_ms is None else max(wait_ms, 0))
+            self._wait(max(min(times_s) - now_s, 0.0) if times_s else None)
 
     def leave(self) -> None:
         """Close it, and see that nothing of ours is left of it: for what LEAVE_S says at most."""
@@ -88,9 +91,9 @@ class Link(Wire):
             time.sleep(LEAVE_STEP_S)
         self._way.end()
 
-    def _wait(self, wait_ms: int | None) -> None:
+    def _wait(self, wait_s: float | None) -> None:
         poll = select.poll()
         if self.socket is not None:
             wanted = select.POLLIN | select.POLLOUT if self.wants_write else select.POLLIN
             poll.register(self.socket, wanted)
-        poll.poll(wait_ms)
+        poll.poll(None if wait_s is None else int(min(wait_s, POLL_S_MAX) * 1000) + 1)

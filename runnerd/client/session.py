@@ -40,6 +40,7 @@ from .subscription import EventChecks, Subscription
 if TYPE_CHECKING:
     from runnerd.protocol.codec import Incoming
     from runnerd.protocol.fields import Params
+    from runnerd.protocol.requests import Attach
 
 # An answer may be larger than any request the daemon takes: a list of a thousand execs, each
 # with its argv. The bound is only there so that a stray length cannot ask for gigabytes.
@@ -129,7 +130,8 @@ class Session:
             Its id, and the framed bytes to send.
 
         Raises:
-            RemoteError: If a text in it is no UTF-8, as the daemon would refuse it.
+            RemoteError: If a text in it is no UTF-8, or a number has more than 64 bits, as the
+                daemon would refuse it.
         """
         assert type(params) is METHODS[method], f"{method} takes {METHODS[method].__name__}"
         request_id = self._last_id + 1
@@ -137,6 +139,9 @@ class Session:
             framed = self._codec.call(request_id, method, params)
         except UnicodeEncodeError as error:
             text = f"'{ascii(error.object)[1:-1]}' is not valid UTF-8 text"
+            raise RemoteError.before_sending(invalid("params", text)) from error
+        except OverflowError as error:
+            text = "a number has more than 64 bits"
             raise RemoteError.before_sending(invalid("params", text)) from error
         self._last_id = request_id
         self._unanswered[request_id] = method, params
@@ -235,13 +240,7 @@ class Session:
             if params.attach is None or result.subscription is None:
                 return None
             number = result.subscription
-            opened = Subscription(
-                result.exec_id,
-                params.attach.streams,
-                after_seq=0,
-                from_start=True,
-                hashes=params.sha256,
-            )
+            opened = checks_of_start(result.exec_id, params, params.attach)
         elif isinstance(params, ExecAttach) and isinstance(result, AttachAnswer):
             number = result.subscription
             opened = resumes or Subscription(
@@ -283,3 +282,8 @@ class Session:
                 subscription.closed(note)
             del self.subscriptions[note.subscription]
         return note
+
+
+def checks_of_start(exec_id: str, start: ExecStart, attach: Attach) -> Subscription:
+    """Return the checks of a subscription that begins with its exec."""
+    return Subscription(exec_id, attach.streams, after_seq=0, from_start=True, hashes=start.sha256)

@@ -240,9 +240,10 @@ class Wire:
         if not self._was_heard and self._conversation.end is None:
             self._conversation.end = self._way.turned_away()
         self._give_up_if_over(lost)
+        # First: what the caller's own function raises must not keep an answer from whom it is for.
+        self.router.hand_out(events)
         if self._conversation.end is None and was_greeted and self._options.on_lost is not None:
             self._options.on_lost(lost)
-        self.router.hand_out(events)
 
     def _give_up_if_over(self, lost: StreamLost | None = None) -> None:
         if self._patience.next_at_s is None and self._conversation.end is None:

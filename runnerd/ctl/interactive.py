@@ -72,11 +72,12 @@ class KeyFeeder(StdinFeeder):
     @property
     def wants_data(self) -> bool:
         """Whether offer() may be called: always, unless somebody pastes more than can wait."""
-        return not self.is_over and len(self._waiting) < _KEYS_WAITING_MAX
+        return self.is_over or len(self._waiting) < _KEYS_WAITING_MAX
 
     def offer(self, data: bytes | memoryview) -> None:
-        """Take the keys pressed next."""
-        self._waiting = memoryview(bytes(self._waiting) + bytes(data))
+        """Take the keys pressed next; where none is taken any more, those that detach still are."""
+        if not self.is_over:
+            self._waiting = memoryview(bytes(self._waiting) + bytes(data))
 
     def next_write(self, wait_s: float | None = None) -> ExecWrite | None:
         """Return the next request to send, or None while one is under way or nothing waits."""
@@ -87,9 +88,13 @@ class KeyFeeder(StdinFeeder):
         return ExecWrite(exec_id=self.exec_id, data=piece, wait_s=wait_s or ROOM_WAIT_S)
 
     def answered(self, answer: WriteAnswer) -> None:
-        """Take a write's answer. What others wrote counts in it too, so it says only that."""
+        """Take a write's answer; what found no room is sent again, until the command reads.
+
+        What others typed meanwhile is counted as ours: a key may be missing then, none is doubled.
+        """
+        taken_bytes = min(answer.accepted_bytes - self.accepted_bytes, self._in_flight_bytes)
         self.accepted_bytes = answer.accepted_bytes
-        self._waiting = self._waiting[self._in_flight_bytes :]
+        self._waiting = self._waiting[taken_bytes:]
         self._in_flight = False
 
     def failed(self, error: ClientError) -> None:
@@ -115,21 +120,29 @@ class TerminalPasser(Passer):
         owns: As for Passer.
         keys: The detach keys, as detach_keys returns them; None = no key is passed on (no -i).
         attached_to: The exec, for `attach`; its recent bytes are shown first, then it redraws.
+        typed_bytes: What others have typed into it.
     """
 
     def __init__(
-        self, client: Client, *, owns: bool, keys: bytes | None, attached_to: str | None = None
+        self,
+        client: Client,
+        *,
+        owns: bool,
+        keys: bytes | None,
+        attached_to: str | None = None,
+        typed_bytes: int = 0,
     ) -> None:
         super().__init__(client, owns=owns, feeds=keys is not None)
         self._scanner = DetachScanner(keys or b"")
         self._attached_to = attached_to
+        self._typed_bytes = typed_bytes
         self._subscription: int | None = None
         self._replay: bytearray | None = None
         self._replay_seq = 0
         self._modes = Modes()
         self._size: tuple[int, int] | None = None  # as the command's terminal was told last
         self._hung_up_by: int | None = None
-        self._may_leave = True
+        self._may_raise = False  # a signal's handler: not where the terminal would be left raw
 
     def follow(self, method: str, params: Params) -> int:
         """Start or attach, pass everything through, and return the exit code for the shell.
@@ -141,7 +154,8 @@ class TerminalPasser(Passer):
             self._size = (params.pty.rows, params.pty.cols)
         raw: contextlib.AbstractContextManager[object] = contextlib.nullcontext()
         try:
-            self._catch_hang_up()
+            # Before our terminal is raw: none of them may end us there as it would by default.
+            (self._catch_signals if self._owns else self._catch_hang_up)()
             signal.signal(signal.SIGWINCH, self._on_size_change)
             if self._feeds:
                 raw = RawTerminal(self._send_signals_soon)
@@ -171,15 +185,17 @@ class TerminalPasser(Passer):
         say_reconnecting(lost)
 
     def _follow(self, method: str, params: Params) -> int:
+        self._may_raise = True
         try:
             return super().follow(method, params)
         except BaseException:
+            self._may_raise = False
             # A command that goes on, or is lost to us, cannot tidy our screen up.
             with contextlib.suppress(OSError):
                 write_all(1, self._modes.undo())
             raise
         finally:
-            self._may_leave = False  # a signal from here on must not keep the terminal raw
+            self._may_raise = False
 
     # Events
 
@@ -189,18 +205,19 @@ class TerminalPasser(Passer):
         super()._take(event)
 
     def _take_answer(self, answer: Answer) -> None:
-        super()._take_answer(answer)
         result = answer.result
+        if isinstance(result, (StartAnswer, AttachAnswer)):
+            self._subscription = result.subscription  # first: what follows may leave, and detaches
+        super()._take_answer(answer)
         if not isinstance(result, (StartAnswer, AttachAnswer)):
             return
-        self._subscription = result.subscription
         if isinstance(result, AttachAnswer):
             self._exec_id = self._attached_to
             self._replay, self._replay_seq = bytearray(), result.last_seq
-            if not result.last_seq:
+            if result.after >= result.last_seq:
                 self._show_replay()
         if self._feeds and self._exec_id is not None:
-            self._feeder = KeyFeeder(self._exec_id)
+            self._feeder = KeyFeeder(self._exec_id, self._typed_bytes)
         self._send_signals()
 
     def _take_failure(self, failure: Failure) -> None:
@@ -262,7 +279,7 @@ class TerminalPasser(Passer):
         self._catch_hang_up()
 
     def _catch_hang_up(self) -> None:
-        for number in _HANGING_UP:
+        for number in _HANGING_UP if self._owns else (*_HANGING_UP, signal.SIGINT):
             if signal.getsignal(number) is not signal.SIG_IGN:
                 signal.signal(number, self._on_hang_up)
 
@@ -283,10 +300,13 @@ class TerminalPasser(Passer):
             self._send_signals()
 
     def _send_signals(self) -> None:
+        if not self._may_raise:  # as both sending and leaving do
+            return
         super()._send_signals()
         # What we are just starting is not left behind: its answer comes within seconds.
         is_there = self._exec_id is not None or not self._owns
-        if self._hung_up_by is not None and self._may_leave and is_there:
+        if self._hung_up_by is not None and is_there:
+            self._may_raise = False
             number, self._hung_up_by = self._hung_up_by, None
             raise _Leaving(self._hang_up(number))
         self._send_size()

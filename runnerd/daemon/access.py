@@ -6,6 +6,7 @@ namespace too is let in by --allow-uid overflow alone, which needs a token (toke
 Gate 2: the peer does not descend from runnerd: that is what a hostile command would be. Asked
 under the peer's pidfd, alive before and after, so that the pid cannot have changed hands in
 between; a peer already gone is refused, since a command can hand its socket to a child and leave.
+Before Linux 6.5 the pidfd is had by the peer's number, which may be another's by then.
 Only pid 0, a peer beyond our pid namespace, counts as outside without a look.
 
 Source: unix(7), SO_PEERCRED; SO_PEERPIDFD since Linux 6.5; user_namespaces(7), "Unmapped user
@@ -14,6 +15,7 @@ and group IDs".
 
 from __future__ import annotations
 
+import errno
 import os
 import select
 import socket
@@ -24,10 +26,11 @@ from typing import Final, NamedTuple
 from runnerd.protocol.errors import RequestError
 
 from .linux import SO_PEERPIDFD
-from .procfs import Stat, descends_from, read_stat
+from .procfs import Stat, check_sight, descends_from, read_stat
 from .signalling import open_pidfd
 
 _CRED: Final = struct.Struct("iII")
+_NO_SUCH_OPTION: Final = frozenset({errno.ENOPROTOOPT, errno.EOPNOTSUPP})
 _EVERY_UID: Final = 2**32 - 1  # what the first user namespace maps: nobody is beyond it
 
 
@@ -92,6 +95,7 @@ def check_peer(sock: socket.socket, peer: Peer, allowed: Allowed) -> None:
 
     Raises:
         RequestError: unauthorized, peer_gone or peer_refused.
+        OSError: If we cannot look.
     """
     _check_uid(peer, allowed)
     if peer.pid == 0:
@@ -118,11 +122,16 @@ def check_peer(sock: socket.socket, peer: Peer, allowed: Allowed) -> None:
 def _peer_pidfd(sock: socket.socket, peer: Peer) -> int | None:
     try:
         return sock.getsockopt(socket.SOL_SOCKET, SO_PEERPIDFD)
-    except OSError:
-        pass  # an older kernel, or a peer already reaped
+    except OSError as error:
+        check_sight(error)
+        # Anything else is said of a peer already reaped (EINVAL on Linux 6.5):
+        # its number may be that of somebody else by now, who would be let in.
+        if error.errno not in _NO_SUCH_OPTION:
+            raise _gone(peer) from error
     try:
         return open_pidfd(peer.pid)
     except OSError as error:
+        check_sight(error)
         raise _gone(peer) from error
 
 

@@ -147,11 +147,11 @@ class Connection:
                     await trio.lowlevel.checkpoint()
                 self._count_incoming()
         if hello_scope.cancelled_caught:
-            self._service.refused("hello_required")
-            error = RequestError(
-                "hello_required", f"no hello within {self._service.bounds.hello_s:g} s"
-            )
-            self._say_and_close(error)
+            self._say_and_close(self._refusal or self._no_hello())
+
+    def _no_hello(self) -> RequestError:
+        self._service.refused("hello_required")
+        return RequestError("hello_required", f"no hello within {self._service.bounds.hello_s:g} s")
 
     def _count_incoming(self) -> None:
         service, pending = self._service, self._splitter.pending_bytes

@@ -38,7 +38,7 @@ class ConfigError(Exception):
 
 
 class Options(msgspec.Struct, kw_only=True):
-    """What the daemon was told.
+    """What the daemon was told; paths are from where it was started, since it does not stay there.
 
     Attributes:
         socket: Where to listen.
@@ -263,6 +263,7 @@ def _options(given: argparse.Namespace) -> Options:
     _check_token(given, allow_overflow="overflow" in given.allow_uid)
     if not given.cwd.startswith("/"):
         raise ConfigError(f"--cwd: '{given.cwd}' is not an absolute path")
+    cgroups = given.cgroups if given.cgroups in ("auto", "off") else os.path.abspath(given.cgroups)
     if given.cgroups not in ("auto", "off") and not os.path.isdir(given.cgroups):
         raise ConfigError(f"--cgroups: '{given.cgroups}' is no directory")
     if not (os.path.isfile(given.shim) and os.access(given.shim, os.X_OK)):
@@ -278,12 +279,12 @@ def _options(given: argparse.Namespace) -> Options:
         token_fd=given.token_fd,
         user=given.user,
         cwd=given.cwd,
-        state_dir=given.state_dir,
+        state_dir=given.state_dir and os.path.abspath(given.state_dir),
         spool=given.spool,
         ready_fd=given.ready_fd,
         oom_score=given.oom_score,
         raise_oom_score=given.command_oom_score == "raise",
-        cgroups=given.cgroups,
+        cgroups=cgroups,
         metrics_listen=_loopback(given.metrics_listen),
         log_level=given.log_level,
         log_format=given.log_format,

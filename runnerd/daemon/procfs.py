@@ -60,7 +60,7 @@ def read_stat(pid: int) -> Stat | None:
         finally:
             os.close(fd)
     except OSError as error:
-        _check_sight(error)
+        check_sight(error)
         return None
     # The command may hold spaces and parentheses: the last one closes it.
     head, _, tail = data.rpartition(b") ")
@@ -82,7 +82,12 @@ def read_stat(pid: int) -> Stat | None:
     )
 
 
-def _check_sight(error: OSError) -> None:
+def check_sight(error: OSError) -> None:
+    """Raise the error if it says that we cannot look, nothing of the process.
+
+    Raises:
+        OSError: That one.
+    """
     if error.errno in _BLIND:
         raise error
 
@@ -116,7 +121,7 @@ def _scan() -> dict[int, list[int]]:
     try:
         names = os.listdir("/proc")
     except OSError as error:
-        _check_sight(error)
+        check_sight(error)
         return found
     for name in names:
         stat = read_stat(int(name)) if name.isdigit() else None
@@ -139,14 +144,14 @@ def _listed_children(pid: int) -> list[int]:
     try:
         threads = os.listdir(f"/proc/{pid}/task")
     except OSError as error:
-        _check_sight(error)
+        check_sight(error)
         return found
     for thread in threads:
         try:
             with open(f"/proc/{pid}/task/{thread}/children", "rb") as file:
                 found += [int(word) for word in file.read().split()]
         except OSError as error:
-            _check_sight(error)
+            check_sight(error)
     return found
 
 

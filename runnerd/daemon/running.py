@@ -247,7 +247,7 @@ class Running:
             self._service.activity.worked(time.monotonic())
 
     def _readers_progressed(self) -> None:
-        self._service.registry.budget.want(self.exec.transcript)
+        self._service.registry.budget.read_on(self.exec.transcript)
         self.streams.gate_changed()
 
     def _room_made(self) -> None:

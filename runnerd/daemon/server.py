@@ -7,7 +7,8 @@ import errno
 import os
 import socket
 import time
-from typing import Final
+from collections import Counter
+from typing import Final, Literal
 
 import trio
 
@@ -20,7 +21,9 @@ from .service import Service
 _EXHAUSTED: Final = frozenset({errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM})
 _BACK_OFF_S: Final = 0.1
 _SHORTAGE_SAID_EVERY_S: Final = 5.0
-_REFUSING_MAX: Final = 32  # refused connections that are still told why, at a time
+_REFUSING_MAX: Final = 32  # refused connections that are still told why, at a time, of each kind
+
+_By = Literal["gate", "limit"]  # what a connection is refused by
 
 
 class Server:
@@ -41,7 +44,7 @@ class Server:
         # does not hang in the backlog.
         self._reserve: int | None = os.open("/dev/null", os.O_RDONLY | os.O_CLOEXEC)
         self._refusals = 0
-        self._refusing = 0
+        self._refusing: Counter[_By] = Counter()
         self._shortage_next_s = 0.0
 
     async def run(self, nursery: trio.Nursery) -> None:
@@ -105,38 +108,45 @@ class Server:
 
     def _admit(self, sock: socket.socket, nursery: trio.Nursery) -> None:
         service, counters = self._service, self._service.counters
+        peer, refusal = self._look(sock)
+        by: _By | None = None if refusal is None else "gate"
+        if refusal is None and (refusal := self._too_many()) is not None:
+            by = "limit"
+        if refusal is not None and by is not None:
+            service.refused(refusal.kind)
+            self._log_refusal(refusal, peer)
+            # Told why, a few at a time and beside the limit: else a command that is refused could
+            # keep everybody else out by trying. Apart, or it could keep `busy` from whom the gates
+            # let in, and a probe would take the daemon for dead.
+            if self._refusing[by] >= _REFUSING_MAX:
+                sock.close()
+                return
+        counters.connections_total += 1
+        nursery.start_soon(self._serve, Connection(service, sock, peer, refusal), by)
+        if by is None:
+            counters.connections += 1
+        else:
+            self._refusing[by] += 1
+
+    def _look(self, sock: socket.socket) -> tuple[Peer, RequestError | None]:
+        """Return who it is, as far as that can be seen, and why the gates refuse it."""
         peer = Peer(0, -1, -1)
         try:
             sock.setblocking(False)
             peer = peer_of(sock)
-            refusal = self._refusal(sock, peer)
+            check_peer(sock, peer, self._allowed)
+        except RequestError as error:
+            return peer, error
         except OSError as error:  # no descriptor left to look with: nobody gets in unseen
-            refusal = RequestError(
+            return peer, RequestError(
                 "busy", f"cannot look at the peer: {error.strerror}", retry_after_s=1.0
             )
         except Exception as error:  # noqa: BLE001 - stray: what this one peer is made of
-            service.stray(error, "access")
-            refusal = RequestError("internal", "the peer could not be looked at")
-        if refusal is not None:
-            service.refused(refusal.kind)
-            self._log_refusal(refusal, peer)
-            # Told why, a few at a time and beside the limit: else a command that is refused could
-            # keep everybody else out by trying.
-            if self._refusing >= _REFUSING_MAX:
-                sock.close()
-                return
-        counters.connections_total += 1
-        nursery.start_soon(self._serve, Connection(service, sock, peer, refusal), refusal is None)
-        if refusal is None:
-            counters.connections += 1
-        else:
-            self._refusing += 1
+            self._service.stray(error, "access")
+            return peer, RequestError("internal", "the peer could not be looked at")
+        return peer, None
 
-    def _refusal(self, sock: socket.socket, peer: Peer) -> RequestError | None:
-        try:
-            check_peer(sock, peer, self._allowed)
-        except RequestError as error:
-            return error
+    def _too_many(self) -> RequestError | None:
         most = self._service.bounds.connections_max
         if self._service.counters.connections < most:
             return None
@@ -155,7 +165,7 @@ class Server:
             total=self._refusals,
         )
 
-    async def _serve(self, connection: Connection, is_let_in: bool) -> None:  # noqa: FBT001
+    async def _serve(self, connection: Connection, refused_by: _By | None) -> None:
         service = self._service
         service.connections.add(connection)
         try:
@@ -164,7 +174,7 @@ class Server:
             service.stray(error, "connection", connection=connection.number)
         finally:
             service.connections.discard(connection)
-            if is_let_in:
+            if refused_by is None:
                 service.counters.connections -= 1
             else:
-                self._refusing -= 1
+                self._refusing[refused_by] -= 1

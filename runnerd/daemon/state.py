@@ -127,8 +127,9 @@ def find_read_only(asked: str | None) -> Path | None:
 def _places(asked: str | None) -> list[str]:
     if asked:
         return [asked]
-    home = os.environ.get("XDG_STATE_HOME")
-    return [DEFAULT, f"{home}/runnerd"] if home else [DEFAULT]
+    home = os.environ.get("XDG_STATE_HOME", "")
+    # One that is no absolute path is to be ignored, XDG Base Directory Specification.
+    return [DEFAULT, f"{home}/runnerd"] if home.startswith("/") else [DEFAULT]
 
 
 def check_ours(path: Path, status: os.stat_result) -> None:

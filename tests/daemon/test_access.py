@@ -34,7 +34,7 @@ from tests.daemon.looking import (
     tree_of,
 )
 from tests.harness import REPOSITORY, RUNNERD, RunnerdProcess, wait_for
-from tests.raw import RawClient, RawError
+from tests.raw import ClosedError, RawClient, RawError
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -153,25 +153,69 @@ def test_gate_2_stands_without_pidfds_too(start_daemon: Start) -> None:
         assert living(tree) == set()
 
 
+CROWD: Final = """
+import socket, sys, time
+held = []
+for _ in range(200):
+    sock = socket.socket(socket.AF_UNIX); sock.connect(sys.argv[1]); held.append(sock)
+print('up', flush=True); time.sleep(60)
+"""
+"""Hold connections without a word."""
+
+
+def let_crowd_in(daemon: RunnerdProcess, client: RawClient) -> None:
+    """Have a command connect more often than is allowed, and stay."""
+    argv = [sys.executable, "-I", "-c", CROWD, daemon.socket_path]
+    client.call("exec.start", exec_id="crowd", argv=argv, attach={})
+    client.note("exec.output", "crowd")
+
+
 def test_commands_that_are_refused_keep_nobody_out(start_daemon: Start) -> None:
     daemon = start_daemon("--connections-max", "16")
-    crowd = (
-        "import socket, sys, time\nheld = []\n"
-        "for _ in range(200):\n"
-        "    sock = socket.socket(socket.AF_UNIX); sock.connect(sys.argv[1]); held.append(sock)\n"
-        "print('up', flush=True); time.sleep(60)\n"
-    )
     with RawClient(daemon.socket_path) as client:
-        client.call(
-            "exec.start", exec_id="e",
-            argv=[sys.executable, "-I", "-c", crowd, daemon.socket_path], attach={},
-        )  # fmt: skip
-        client.note("exec.output", "e")
+        let_crowd_in(daemon, client)
         others = [RawClient(daemon.socket_path) for _ in range(14)]
         assert client.call("daemon.info")["connections"] == 15
         for other in others:
             other.sock.close()
-        client.call("exec.cancel", exec_id="e", grace_s=0)
+        client.call("exec.cancel", exec_id="crowd", grace_s=0)
+
+
+def test_commands_that_are_refused_keep_nobody_from_being_told_busy(start_daemon: Start) -> None:
+    """All who are told why they are refused were counted together: a probe met a closed socket."""
+    daemon = start_daemon("--connections-max", "1", "--hello-s", "60")
+    with RawClient(daemon.socket_path) as client:
+        let_crowd_in(daemon, client)
+        assert refusal(daemon.socket_path)["data"]["kind"] == "busy"
+        assert daemon.ctl("health").returncode == 0
+        # And those who are told it are bounded too.
+        held = [RawClient(daemon.socket_path, hello=False) for _ in range(32)]
+        with pytest.raises((IndexError, OSError)):
+            refusal(daemon.socket_path)
+        for each in held:
+            each.sock.close()
+        wait_for(lambda: is_told_busy(daemon))
+        client.call("exec.cancel", exec_id="crowd", grace_s=0)
+
+
+def test_who_is_refused_and_stays_silent_is_told_why_and_counted_once(start_daemon: Start) -> None:
+    daemon = start_daemon("--connections-max", "1", "--hello-s", "1")
+    with RawClient(daemon.socket_path) as client:
+        with RawClient(daemon.socket_path, hello=False) as silent:
+            silent.receive()
+            with pytest.raises(ClosedError):
+                silent.receive()
+            (said,) = silent.errors_without_id
+        assert said["error"]["data"]["kind"] == "busy"
+        text = client.call("daemon.metrics")["text"]
+        assert 'runnerd_refusals_total{kind="busy"} 1' in text
+        assert 'kind="hello_required"' not in text
+
+
+def is_told_busy(daemon: RunnerdProcess) -> bool:
+    with contextlib.suppress(IndexError, OSError):
+        return bool(refusal(daemon.socket_path)["data"]["kind"] == "busy")
+    return False
 
 
 def connect_as(uid: int, path: str) -> str:

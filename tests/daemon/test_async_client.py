@@ -5,6 +5,7 @@ from __future__ import annotations
 import inspect
 import subprocess
 import sys
+import time
 from typing import TYPE_CHECKING, Any
 
 import anyio
@@ -106,6 +107,21 @@ def test_the_command_waits_for_the_reader_and_every_byte_comes(on_both: OnBoth) 
     on_both(body)
 
 
+def test_a_task_that_waits_for_the_exit_takes_no_output_from_another(on_both: OnBoth) -> None:
+    async def body(runner: AsyncClient) -> None:
+        proc = await runner.start(["head", "-c", "200000", "/dev/zero"], window_bytes=65536)
+        sizes: list[int] = []
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(proc.wait)
+            async for note in proc.output(20):
+                assert isinstance(note, OutputNote)
+                sizes.append(len(note.data))
+                await proc.wait()  # its answer overtakes what the window holds back
+        assert sum(sizes) == 200_000
+
+    on_both(body)
+
+
 def test_stdin_is_written_by_tasks_in_turn(on_both: OnBoth) -> None:
     async def body(runner: AsyncClient) -> None:
         async with await runner.start(["cat"], stdin="pipe") as proc:
@@ -125,7 +141,7 @@ def test_a_cancelled_write_is_the_last_of_its_handle(on_both: OnBoth) -> None:
         async with await runner.start(["sleep", "60"], stdin="pipe") as proc:
             with anyio.move_on_after(0.3):
                 await proc.write(bytes(4 << 20))
-            with pytest.raises(ClientError, match="cancelled half-way"):
+            with pytest.raises(ClientError, match="broken off half-way"):
                 await proc.write(b"more")
             assert await runner.inspect(proc.exec_id) is not None
 
@@ -173,6 +189,42 @@ def test_a_cancelled_task_ends_what_its_block_created(on_both: OnBoth) -> None:
         assert proc.exit.reason == "cancelled"
 
     on_both(body)
+
+
+async def by_block(runner: AsyncClient) -> None:
+    async with await runner.start(["sleep", "600"]) as proc:
+        await proc.wait()
+
+
+async def by_run(runner: AsyncClient) -> None:
+    await runner.run(["sleep", "600"])
+
+
+@pytest.mark.parametrize("use", [by_block, by_run])
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_a_cancelled_scope_around_the_connection_ends_what_was_created(
+    runnerd_daemon: RunnerdProcess, backend: str, use: Callable[[AsyncClient], Awaitable[None]]
+) -> None:
+    """The connection is carried on until its block has ended: an answer is needed on the way."""
+
+    async def main() -> None:
+        async with connect(runnerd_daemon.socket_path) as other, anyio.create_task_group() as tasks:
+            with anyio.CancelScope() as scope:
+
+                async def cancel() -> None:
+                    while not await live(other):  # noqa: ASYNC110  # a level, polled
+                        await anyio.sleep(0.01)
+                    scope.cancel()
+
+                tasks.start_soon(cancel)
+                async with connect(runnerd_daemon.socket_path) as runner:
+                    await use(runner)
+            assert scope.cancelled_caught
+            assert await live(other) == set()
+
+    began_s = time.monotonic()
+    anyio.run(main, backend=backend)
+    assert time.monotonic() - began_s < async_execs.CANCEL_S / 2
 
 
 def test_an_attached_exec_is_left_alone(on_both: OnBoth) -> None:
@@ -310,3 +362,22 @@ def test_without_anyio_it_says_what_to_install() -> None:
     )
     assert done.returncode == 1
     assert done.stderr.endswith("pip install 'runnerd[async]'\n")
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_a_start_repeated_when_its_output_is_gone_says_so_with_the_exit(
+    backend: str, start_daemon: Callable[..., RunnerdProcess]
+) -> None:
+    async def main(path: str) -> None:
+        again: dict[str, Any] = {"exec_id": "deploy", "nonce": "n-1"}
+        argv = ["sh", "-c", "exit 3"]
+        async with connect(path) as runner:
+            await (await runner.start(argv, **again)).wait_closed(30)
+            await (await runner.start(["true"])).wait_closed(30)
+            handle = await runner.start(argv, **again)
+            with pytest.raises(RemoteError) as caught:
+                await handle.output(30).__anext__()
+            assert caught.value.data.exit is not None
+            assert caught.value.data.exit.code == (await handle.wait(30)).code == 3
+
+    anyio.run(main, start_daemon("--finished-execs-max", "1").socket_path, backend=backend)

@@ -270,6 +270,26 @@ def test_every_option_is_a_variable_and_the_command_line_wins(
     assert log_lines(daemon, "exec_started")
 
 
+def test_relative_paths_are_from_where_it_was_started(tmp_path: Path) -> None:
+    """It changes to / before it uses most of them."""
+    (tmp_path / "shim").symlink_to(REPOSITORY / "runnerd" / "_native" / "runnerd-shim")
+    words = ["--socket", "s", "--state-dir", "state", "--audit", "audit", "--shim", "shim"]
+    environment = {**os.environ, "PYTHONPATH": str(REPOSITORY)}
+    process = subprocess.Popen(
+        [*RUNNERD, "serve", *words], cwd=tmp_path, env=environment, stderr=subprocess.DEVNULL
+    )
+    try:
+        wait_for(lambda: answers(tmp_path / "s"))
+        with RawClient(str(tmp_path / "s")) as client:
+            assert client.call("daemon.info")["journal"] is True
+            client.call("exec.start", exec_id="e", argv=["true"])
+        wait_for((tmp_path / "audit").read_text)
+    finally:
+        process.terminate()
+        assert process.wait(10) == 0
+    assert (tmp_path / "state" / "journal.sqlite").exists()
+
+
 def test_pkill_of_python_does_not_hit_it(start_daemon: Start) -> None:
     daemon = start_daemon()
     proc = Path(f"/proc/{daemon.pid}")

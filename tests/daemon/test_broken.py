@@ -14,9 +14,19 @@ from typing import TYPE_CHECKING, Final
 
 import pytest
 
+from runnerd.core.bounds import Bounds
 from runnerd.daemon.poller import Poller
 from tests import needs
-from tests.daemon.looking import command_name, living, log_lines, planted, seconds, shim_of, shims
+from tests.daemon.looking import (
+    command_name,
+    living,
+    log_lines,
+    planted,
+    refusal,
+    seconds,
+    shim_of,
+    shims,
+)
 from tests.harness import RunnerdProcess, children, descendants, is_alive, wait_for
 from tests.raw import RawClient, RawError
 
@@ -177,6 +187,26 @@ def test_a_command_that_ends_while_no_descriptor_is_to_be_had(
         assert client.note("exec.exited", "other")["exit"]["code"] == 0
         assert client.call("daemon.metrics")["text"]
         assert client.call("daemon.info")["stray_failures"] == 0
+
+
+def test_who_cannot_be_looked_at_for_want_of_a_descriptor_may_come_again(
+    start_daemon: Start,
+) -> None:
+    """The last descriptor is the connection's own: nothing says that its process has ended."""
+    import resource  # noqa: PLC0415  # not everywhere
+
+    daemon = start_daemon()
+    with RawClient(daemon.socket_path) as client:
+        wait_for(lambda: client.call("daemon.info")["parked_shims"] == Bounds().parked_shims)
+        in_use = {int(each.name) for each in Path(f"/proc/{daemon.pid}/fd").iterdir()}
+        lowest = min(set(range(4096)) - in_use)
+        resource.prlimit(daemon.pid, resource.RLIMIT_NOFILE, (lowest + 1, 4096))
+        error = refusal(daemon.socket_path)
+        assert (error["data"]["kind"], error["data"]["retry_after_s"]) == ("busy", 1.0)
+        assert "cannot look at the peer" in error["message"]
+        resource_back(daemon.pid)
+        with RawClient(daemon.socket_path):
+            assert client.call("daemon.info")["stray_failures"] == 0
 
 
 def resource_back(pid: int) -> None:

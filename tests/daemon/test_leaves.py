@@ -22,7 +22,7 @@ from runnerd.daemon.leaf import Leaf, is_held
 from runnerd.daemon.signalling import send_signal
 from tests import needs
 from tests.daemon.looking import log_lines, planted, shim_of, tree_of
-from tests.harness import RunnerdProcess, children, daemons, is_alive, wait_for
+from tests.harness import REPOSITORY, RunnerdProcess, children, daemons, is_alive, wait_for
 from tests.raw import RawClient
 from tests.shim.needs import need_v2_cgroup
 
@@ -80,6 +80,16 @@ def stranger() -> Iterator[subprocess.Popen[bytes]]:
     with subprocess.Popen(["sleep", "900"]) as process:
         yield process
         process.kill()
+
+
+def test_a_relative_folder_is_from_where_it_was_started(start_daemon: Start, parent: Path) -> None:
+    daemon = start_daemon(
+        "--cgroups", parent.name,
+        env={"PYTHONPATH": str(REPOSITORY)}, prepare=lambda: os.chdir(parent.parent),
+    )  # fmt: skip
+    assert own_folder(parent).is_dir()
+    with RawClient(daemon.socket_path) as client:
+        assert client.call("daemon.info")["kill_leaves"] is True
 
 
 def test_each_exec_has_its_own_and_nothing_is_left(start_daemon: Start, parent: Path) -> None:

@@ -345,6 +345,46 @@ def test_what_cannot_be_resumed_is_said_with_the_exit_and_no_exit_is_made_up() -
     assert ScriptedPeer(talk).asked() == []
 
 
+@pytest.mark.parametrize("is_kept", [True, False])
+def test_a_start_answered_again_without_its_subscription_is_attached_to_or_said_why_not(
+    is_kept: bool,
+) -> None:
+    talk = conversation()
+    first = ScriptedPeer(talk)
+    talk.request("exec.start", START)
+    first.asked()
+    talk.lost()
+    peer = ScriptedPeer(talk)
+    ((request_id, _, _),) = peer.asked()
+    (told,) = peer.answer(request_id, started(None, created=False))
+    assert isinstance(told, Answer)
+    number = told.result.subscription  # type: ignore[attr-defined]
+    assert number is not None
+    ((request_id, method, params),) = peer.asked()
+    assert method == "exec.attach"
+    assert isinstance(params, ExecAttach)
+    assert (params.exec_id, params.after, params.generation) == ("x", 0, 3)
+    if is_kept:
+        peer.answer(request_id, attached(7))
+        (note,) = peer.output(1, 0, b"a", 7)
+        assert isinstance(note, OutputNote)
+        assert note.subscription == number
+    else:
+        (gone,) = peer.fail(request_id, RequestError("exec_evicted", "gone", exit=make_exit()))
+        assert isinstance(gone, Unfollowed)
+        assert (gone.subscription, gone.exec_id) == (number, "x")
+
+
+def test_a_start_that_asked_for_no_subscription_gets_none() -> None:
+    peer = ScriptedPeer(conversation())
+    peer.talk.request("exec.start", ExecStart(argv=["a"]))
+    ((request_id, _, _),) = peer.asked()
+    (told,) = peer.answer(request_id, started(None))
+    assert isinstance(told, Answer)
+    assert told.result.subscription is None  # type: ignore[attr-defined]
+    assert peer.asked() == []
+
+
 def test_the_incarnation_is_named_from_the_second_hello_on() -> None:
     talk = conversation()
     assert ScriptedPeer(talk, incarnation="i-9").hello.incarnation is None  # type: ignore[attr-defined]
@@ -435,6 +475,16 @@ def test_a_detach_that_was_asked_for_is_answered_by_the_loss() -> None:
     own_id = talk.request("exec.detach", ExecDetach(subscription=number))
     assert peer.asked()[0][2] == ExecDetach(subscription=1)
     assert talk.lost() == [Answer(own_id, "exec.detach", Empty())]
+
+
+def test_a_detach_asked_for_between_two_connections_holds_over_a_lost_hello() -> None:
+    talk = conversation()
+    number = ScriptedPeer(talk).start(START)
+    talk.lost()
+    own_id = talk.request("exec.detach", ExecDetach(subscription=number))
+    ScriptedPeer(talk, greets=False)
+    assert talk.lost() == [Answer(own_id, "exec.detach", Empty())]
+    assert ScriptedPeer(talk).asked() == []
 
 
 def test_an_abandoned_request_is_neither_sent_later_nor_again() -> None:

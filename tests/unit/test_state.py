@@ -88,6 +88,10 @@ def test_the_default_is_looked_for_and_the_reasons_are_told(
     assert found.path == tmp_path / "runnerd"
     assert why is None
     found.close()
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "relative").mkdir()
+    monkeypatch.setenv("XDG_STATE_HOME", "relative")
+    assert find_state(None)[0] is None
     monkeypatch.delenv("XDG_STATE_HOME")
     found, why = find_state(None)
     assert found is None
