@@ -92,15 +92,24 @@ class TailBudget:
             self.used_bytes -= transcript.trim(self.tail_bytes)
         self.want(transcript)
         self._move_out()
-        if self.used_bytes > self._bounds.transcript_total_bytes_max:
+        if self.is_over:
             self.relieve()
         if transcript.spool.is_on and self._lags(transcript):
             transcript.lag(self.tail_bytes)
+            self.want(transcript)  # what was on its way is not any more
+
+    @property
+    def is_over(self) -> bool:
+        """Whether more is used than the total: what is waited for, and not written yet."""
+        return self.used_bytes > self._bounds.transcript_total_bytes_max
 
     def _lags(self, transcript: Transcript) -> bool:
-        total = self._bounds.transcript_total_bytes_max
-        return transcript.cost > self.tail_bytes and (
-            transcript.cost > total // 2 or self.used_bytes > total
+        # Of what is waited for nothing could be let go: its command waits instead (may_grow).
+        half = self._bounds.transcript_total_bytes_max // 2
+        return (
+            transcript.cost > self.tail_bytes
+            and (transcript.cost > half or self.is_over)
+            and transcript.free_cost > self.tail_bytes
         )
 
     def want(self, transcript: Transcript) -> None:
@@ -148,7 +157,7 @@ class TailBudget:
         for transcript in list(self._owed):
             self._free_owed(transcript)
         for transcript in [*self._moving, *self._finished]:
-            if self.used_bytes <= self._bounds.transcript_total_bytes_max:
+            if not self.is_over:
                 return
             self.used_bytes -= transcript.evict()
             if transcript in self._moving:
@@ -156,7 +165,7 @@ class TailBudget:
             elif not transcript.cost:
                 del self._finished[transcript]
         for transcript in self._live:
-            if self.used_bytes <= self._bounds.transcript_total_bytes_max:
+            if not self.is_over:
                 return
             self.used_bytes -= transcript.trim(self.tail_bytes)
             self.want(transcript)

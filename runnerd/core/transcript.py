@@ -186,9 +186,18 @@ class Transcript:
         spool = self.spool
         if spool.is_on:
             unwritten = self.end_cost - max(spool.end_cost, self.cost_up_to(taken_seq))
-            return unwritten + cost <= pending_bytes(tail_bytes) and spool.has_room_after(taken_seq)
+            most = tail_bytes if self._budget.is_over else pending_bytes(tail_bytes)
+            fits = not unwritten or unwritten + cost <= most
+            return fits and spool.has_room_after(taken_seq)
         on_disk = bool(spool.blocks) and spool.last_seq > taken_seq
         return not on_disk and self.fits_tail(taken_seq, cost, tail_bytes)
+
+    @property
+    def free_cost(self) -> int:
+        """What is in memory and nobody is waited for costs this many bytes."""
+        if self.protected_seq is None:
+            return self.cost
+        return self.cost_up_to(self.protected_seq) - self.start_cost
 
     def fits_tail(self, taken_seq: int, cost: int, tail_bytes: int) -> bool:
         """Say whether memory's tail can hold everything after `taken_seq` and a record more."""

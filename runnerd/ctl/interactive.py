@@ -72,11 +72,12 @@ class KeyFeeder(StdinFeeder):
     @property
     def wants_data(self) -> bool:
         """Whether offer() may be called: always, unless somebody pastes more than can wait."""
-        return not self.is_over and len(self._waiting) < _KEYS_WAITING_MAX
+        return self.is_over or len(self._waiting) < _KEYS_WAITING_MAX
 
     def offer(self, data: bytes | memoryview) -> None:
-        """Take the keys pressed next."""
-        self._waiting = memoryview(bytes(self._waiting) + bytes(data))
+        """Take the keys pressed next; where none is taken any more, those that detach still are."""
+        if not self.is_over:
+            self._waiting = memoryview(bytes(self._waiting) + bytes(data))
 
     def next_write(self, wait_s: float | None = None) -> ExecWrite | None:
         """Return the next request to send, or None while one is under way or nothing waits."""
@@ -87,9 +88,13 @@ class KeyFeeder(StdinFeeder):
         return ExecWrite(exec_id=self.exec_id, data=piece, wait_s=wait_s or ROOM_WAIT_S)
 
     def answered(self, answer: WriteAnswer) -> None:
-        """Take a write's answer. What others wrote counts in it too, so it says only that."""
+        """Take a write's answer; what found no room is sent again, until the command reads.
+
+        What others typed meanwhile is counted as ours: a key may be missing then, none is doubled.
+        """
+        taken_bytes = min(answer.accepted_bytes - self.accepted_bytes, self._in_flight_bytes)
         self.accepted_bytes = answer.accepted_bytes
-        self._waiting = self._waiting[self._in_flight_bytes :]
+        self._waiting = self._waiting[taken_bytes:]
         self._in_flight = False
 
     def failed(self, error: ClientError) -> None:
@@ -116,14 +121,22 @@ class TerminalPasser(Passer):
         owns: As for Passer.
         keys: The detach keys, as detach_keys returns them; None = no key is passed on (no -i).
         attached_to: The exec, for `attach`; its recent bytes are shown first, then it redraws.
+        typed_bytes: What others have typed into it.
     """
 
     def __init__(
-        self, client: Client, *, owns: bool, keys: bytes | None, attached_to: str | None = None
+        self,
+        client: Client,
+        *,
+        owns: bool,
+        keys: bytes | None,
+        attached_to: str | None = None,
+        typed_bytes: int = 0,
     ) -> None:
         super().__init__(client, owns=owns, feeds=keys is not None)
         self._scanner = DetachScanner(keys or b"")
         self._attached_to = attached_to
+        self._typed_bytes = typed_bytes
         self._subscription: int | None = None
         self._replay: bytearray | None = None
         self._replay_seq = 0
@@ -205,7 +218,7 @@ class TerminalPasser(Passer):
             if result.after >= result.last_seq:
                 self._show_replay()
         if self._feeds and self._exec_id is not None:
-            self._feeder = KeyFeeder(self._exec_id)
+            self._feeder = KeyFeeder(self._exec_id, self._typed_bytes)
         self._send_signals()
 
     def _take_failure(self, failure: Failure) -> None:

@@ -16,7 +16,7 @@ from runnerd.protocol.requests import Pty
 from tests.harness import REPOSITORY, wait_for, with_default_signals
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterator
     from pathlib import Path
 
     from tests.harness import RunnerdProcess
@@ -57,7 +57,9 @@ class Person:
         wait_for(has_come, 20)
 
     def types(self, keys: bytes) -> None:
-        os.write(self.keyboard, keys)
+        os.set_blocking(self.keyboard, True)
+        while keys:
+            keys = keys[os.write(self.keyboard, keys) :]
 
     def hang_up(self) -> None:
         os.close(self.keyboard)
@@ -122,3 +124,46 @@ def test_a_command_that_prints_nothing_is_told_the_size_of_whoever_comes(
         with person(runnerd_daemon, tmp_path / "errors", "attach", "-it", *words, "x"):
             wait_for(has_our_size, 20)
         client.cancel("x", grace_s=0)
+
+
+def test_a_paste_that_finds_no_room_waits_and_arrives_whole(
+    start_daemon: Callable[..., RunnerdProcess], tmp_path: Path
+) -> None:
+    """The command does not read until writes have waited for room in vain."""
+    daemon = start_daemon("--stdin-queue-bytes-max", "65536")
+    go, got = tmp_path / "go", tmp_path / "got"
+    script = (
+        "stty raw -echo; echo ready; until [ -e $0 ]; do sleep 0.02; done; "
+        "head -c 200000 >$1.part; mv $1.part $1; exec sleep 1000"
+    )
+    command = ["sh", "-c", script, str(go), str(got)]
+    words = daemon.ctl_words("run", "-it", "--id", "x", "--", *command)
+    words[2] = f"import runnerd.ctl.interactive as it; it.ROOM_WAIT_S = 0.01; {words[2]}"
+    pasted = b"".join(b"%07d\n" % number for number in range(25000))
+    with contextlib.closing(Person(words, tmp_path / "errors")) as one, daemon.connect() as client:
+        one.until(b"ready")
+        one.types(pasted)
+        wait_for(lambda: (client.inspect("x").stdin_accepted_bytes or 0) >= 65536, 20)
+        go.touch()
+        wait_for(got.exists, 20)
+        assert got.read_bytes() == pasted
+        client.cancel("x", grace_s=0)
+
+
+def test_the_detach_keys_work_where_no_other_key_is_taken_any_more(
+    runnerd_daemon: RunnerdProcess, tmp_path: Path
+) -> None:
+    """A newer owner's fence refuses our keys; we must not be shut in with the command."""
+    words = ["run", "-it", "--id", "x", "--fence", "1", "--", "sh", "-c", "echo ready; exec cat"]
+    with person(runnerd_daemon, tmp_path / "errors", *words) as one:
+        one.until(b"ready")
+        with runnerd_daemon.connect(fence=2) as owner:
+            one.types(b"a")
+            wait_for(lambda: b"no longer passed on" in one.errors.read_bytes(), 20)
+            one.types(b"b")
+            one.types(b"\x10\x11")
+            code, said = one.end()
+            assert code == 0, said
+            assert b"attach -it x" in said
+            assert owner.inspect("x").state == "running"
+            owner.cancel("x", grace_s=0)

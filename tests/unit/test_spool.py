@@ -504,6 +504,48 @@ def test_a_blocking_reader_that_keeps_up_is_never_held_for_a_disk_that_does_not(
     assert (reader.got[0], reader.lost) == (len(writer.written[0]), [0, 0])
 
 
+def test_after_a_lag_what_is_left_is_written_at_once() -> None:
+    writer, disk = make()
+    while not writer.its.spool.lags:
+        disk.hand_over()  # and it never works
+        writer.write(0, 100)
+    assert writer.its in disk.budget.wanting
+
+
+def test_commands_that_wait_for_lost_readers_wait_for_the_disk_and_do_not_lose_it() -> None:
+    """Together they are over the total: nothing of theirs could be let go, so it is no lag."""
+    budget = TailBudget(SMALL, Slots(120, 40))
+    disk = FakeDisk(budget)
+    writers = [Writer(budget) for _ in range(3)]
+    for writer in writers:
+        writer.gate.lost(block_gate(writer, disk).subscription, NOW_S)
+
+    def write_round() -> bool:
+        size = chunk_bytes(budget.tail_bytes)
+        for writer in writers:
+            writer.gate.spills = True
+        open_now = [each for each in writers if each.gate.may_read(each.its, budget.tail_bytes)]
+        for writer in open_now:
+            writer.write(0, size)
+            disk.hand_over()
+        return bool(open_now)
+
+    while write_round():
+        pass  # the disk does not work
+    record = chunk_bytes(budget.tail_bytes) + RECORD_COST_BYTES
+    assert 0 < budget.used_bytes - SMALL.transcript_total_bytes_max <= len(writers) * record
+    stood = [each.its.last_seq for each in writers]
+    for _ in range(100):
+        disk.work()
+        disk.hand_over()
+        write_round()
+    assert [each.its.spool.lags for each in writers] == [0, 0, 0]
+    assert [each.its.spool.state for each in writers] == ["on", "on", "on"]
+    for writer, before in zip(writers, stood, strict=True):
+        assert writer.its.last_seq > 2 * before
+        assert writer.its.first_seq == 1
+
+
 def close(writer: Writer, disk: FakeDisk) -> None:
     writer.its.mark_exited()
     writer.its.mark_closed()
