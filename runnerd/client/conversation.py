@@ -458,12 +458,13 @@ class Conversation:
     def _greet(self, hello: HelloAnswer) -> list[Occurrence]:
         self.hello = hello
         self._incarnation = hello.incarnation
+        assert self._session is not None
+        self._session.frame_bytes_max = hello.limits.frame_bytes
         self.starts = max(self.starts, hello.starts)
         self.is_greeted = True
         for number, followed in self._followed.items():
             self._resume(number, followed)
         for number in self._watched:
-            assert self._session is not None
             wire_id, framed = self._session.request("events.subscribe", EventsSubscribe())
             self._resuming[wire_id] = number
             self._queue(framed)

@@ -36,7 +36,7 @@ from runnerd.protocol.requests import (
     ExecWait,
     ExecWrite,
 )
-from tests.unit.fake_daemon import make_exit
+from tests.unit.fake_daemon import LIMITS, make_exit
 from tests.unit.scripted_peer import ScriptedPeer, attached, conversation, started
 
 START = ExecStart(argv=["a"], attach=Attach(window_bytes=1 << 20))
@@ -211,6 +211,23 @@ def test_what_is_asked_without_a_connection_waits_for_one_in_order() -> None:
     talk.lost()
     asked = [params for _, _, params in ScriptedPeer(talk).asked()]
     assert [each.exec_id for each in asked] == ["x0", "x1", "x2"]  # type: ignore[attr-defined]
+
+
+def test_what_the_daemon_cannot_take_fails_alone_and_is_never_sent() -> None:
+    """Sent, it would end the connection, look as if it had never been sent, and go again."""
+    talk = conversation()
+    ScriptedPeer(talk)
+    large = ExecWrite(exec_id="x", data=bytes(LIMITS.frame_bytes))
+    with pytest.raises(RemoteError, match=r"exec\.write makes a frame of"):
+        talk.request("exec.write", large)
+    talk.lost()
+    own_id = talk.request("exec.write", large)  # how much it takes is known again with its hello
+    talk.request("ping", Ping())
+    peer = ScriptedPeer(talk)
+    ((failure),) = peer.told
+    assert isinstance(failure, Failure)
+    assert (failure.request_id, failure.error.kind) == (own_id, "frame_too_large")
+    assert [method for _, method, _ in peer.asked()] == ["ping"]
 
 
 def test_a_subscription_goes_on_after_the_last_record_received() -> None:
