@@ -142,6 +142,7 @@ class TerminalPasser(Passer):
         self._replay_seq = 0
         self._modes = Modes()
         self._size: tuple[int, int] | None = None  # as the command's terminal was told last
+        self._must_redraw = False
         self._start_id: str | None = None  # of what was asked for, answered or not
         self._raw: RawTerminal | None = None
         self._hung_up_by: int | None = None
@@ -162,7 +163,7 @@ class TerminalPasser(Passer):
             # Before our terminal is raw: none of them may end us there as it would by default.
             (self._catch_signals if self._owns else self._catch_hang_up)()
             signal.signal(signal.SIGWINCH, self._on_size_change)
-            self._raw = RawTerminal(self._send_signals_soon) if self._feeds else None
+            self._raw = RawTerminal(self._on_continue) if self._feeds else None
             with self._raw or contextlib.nullcontext():
                 code = self._follow(method, params)
         except _Leaving as leaving:
@@ -248,13 +249,8 @@ class TerminalPasser(Passer):
         shown, self._replay = without_queries(bytes(self._replay)), None
         with contextlib.suppress(OSError):
             write_all(1, shown)
-        size = local_size()
-        if size is not None and self._exec_id is not None and self._exit is None:
-            # The kernel tells nobody of a size like the one before: so another one first, and
-            # ours as soon as that is sent.
-            rows, cols = size
-            self._size = (rows, cols - 1 if cols > 1 else cols + 1)
-            self._resize(*self._size)
+        self._must_redraw = True
+        self._send_size()
 
     # Keys
 
@@ -303,6 +299,10 @@ class TerminalPasser(Passer):
         self._hung_up_by = number
         self._send_signals_soon()
 
+    def _on_continue(self) -> None:
+        self._must_redraw = True  # over what was shown while we were stopped
+        self._send_signals_soon()
+
     def _on_size_change(self, _number: int, _frame: FrameType | None) -> None:
         self._send_signals_soon()
 
@@ -333,7 +333,15 @@ class TerminalPasser(Passer):
 
     def _send_size(self) -> None:
         size = local_size()
-        if size is not None and size != self._size and self._replay is None:
+        if size is None or self._exec_id is None or self._replay is not None:
+            return
+        if self._must_redraw:
+            # The kernel tells nobody of a size like the one before: so another one first, and
+            # ours as soon as that is sent.
+            self._must_redraw = False
+            rows, cols = size
+            size = (rows, cols - 1 if cols > 1 else cols + 1)
+        if size != self._size:
             self._size = size
             self._resize(*size)
 

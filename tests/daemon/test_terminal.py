@@ -264,6 +264,25 @@ def test_stopped_the_terminal_is_the_shells_and_continued_it_is_raw_again(
     assert_as_before(runnerd_daemon, screens)
 
 
+def test_continued_the_command_draws_its_screen_again(
+    runnerd_daemon: RunnerdProcess, screens: Tmux
+) -> None:
+    """What it showed is gone, and no size is another one: nothing else would make it."""
+    needs.program("vim.tiny", "vim-tiny")
+    person(runnerd_daemon, screens)
+    screens.keys("me", "rc run -it --id vi -- vim.tiny -u NONE -n", "Enter")
+    screens.until("me", "~")
+    screens.keys("me", "isome text", "Escape")
+    screens.until("me", "some text")
+    (pane,) = screens.run("list-panes", "-t", "me", "-F", "#{pane_pid}").split()
+    subprocess.run(["kill", "-TSTP", *map(str, children(pane))], check=True)
+    screens.until("me", "Stopped")
+    screens.keys("me", "clear; fg", "Enter")
+    screens.until("me", "some text\n~")
+    screens.keys("me", ":q!", "Enter")
+    screens.until("me", "$")
+
+
 def test_attach_leaves_on_a_signal_and_the_command_goes_on(
     runnerd_daemon: RunnerdProcess, screens: Tmux
 ) -> None:
