@@ -143,6 +143,7 @@ class TerminalPasser(Passer):
         self._modes = Modes()
         self._size: tuple[int, int] | None = None  # as the command's terminal was told last
         self._must_redraw = False
+        self._is_in_line = False  # what the command showed last: what we say begins one of its own
         self._start_id: str | None = None  # of what was asked for, answered or not
         self._raw: RawTerminal | None = None
         self._hung_up_by: int | None = None
@@ -166,17 +167,24 @@ class TerminalPasser(Passer):
             self._raw = RawTerminal(self._on_continue) if self._feeds else None
             with self._raw or contextlib.nullcontext():
                 code = self._follow(method, params)
+        except ClientError:
+            self._end_line()
+            raise
         except _Leaving as leaving:
+            self._end_line()
             self._say_doubtful()
             if self._exec_id is None and self._start_id is not None:
                 say("no answer to the start came: the command may run all the same, or run yet")
                 say_hint(f"to end it then: runnerctl cancel {self._start_id}")
             elif not leaving.code:
-                say_bare("")  # the command's last line is still open, most often
                 say(f"detached; bring it back by: runnerctl attach -it {self._exec_id}")
             return leaving.code
         self._say_doubtful()
         return code
+
+    def _end_line(self) -> None:
+        if self._raw is not None and self._is_in_line:
+            say_bare("")
 
     def _say_doubtful(self) -> None:
         if isinstance(self._feeder, KeyFeeder) and self._feeder.doubtful_bytes:
@@ -236,6 +244,7 @@ class TerminalPasser(Passer):
 
     def _pass_output(self, note: OutputNote) -> None:
         self._modes.saw(note.data)
+        self._is_in_line = note.data[-1:] != b"\n"
         if self._replay is None:
             super()._pass_output(note)
             return

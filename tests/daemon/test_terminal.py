@@ -219,7 +219,7 @@ def test_term_and_hup_put_the_terminal_back_and_hang_the_command_up(
 ) -> None:
     pid = running(runnerd_daemon, screens, f"{INTERACTIVE}; echo code=$?")
     subprocess.run(["kill", f"-{number}", str(pid)], check=True)
-    screens.until("me", f"code={128 + number}")
+    screens.until("me", f"\ncode={128 + number}")
     with runnerd_daemon.connect() as client:
         its_exit = client.wait("x", timeout_s=10)
         assert (its_exit.signal, its_exit.reason) == (signal.SIGHUP, "exited")
@@ -239,7 +239,7 @@ def test_a_lost_daemon_and_an_end_by_itself_put_the_terminal_back(
     screens.keys("me", f"clear; {INTERACTIVE.replace('--id x', '--id y')}; echo code=$?", "Enter")
     screens.until("me", "there>\n")
     runnerd_daemon.kill()
-    assert "runnerctl: " in screens.until("me", "code=125", 90)
+    assert "\nrunnerctl: " in screens.until("me", "code=125", 90)
     assert_as_before(runnerd_daemon, screens)
 
 
