@@ -328,7 +328,8 @@ class Outgoing:
             self._batched_bytes += len(message)
         if batch and self._is_bulk:
             return batch  # an answer does not wait for output, nor others for that
-        size += self._take_events(batch)
+        if not self._outbox:  # what is left there may be the answer that gives the subscription
+            size += self._take_events(batch)
         while self._ready and size < _BATCH_BYTES and len(batch) < _IOV_MAX:
             subscription = next(iter(self._ready))
             del self._ready[subscription]
