@@ -267,7 +267,12 @@ class Outgoing:
             self.stray(error)
 
     def _go_on(self) -> None:
-        if self._sock.fileno() >= 0 and self._write_some():
+        if self._sock.fileno() < 0:
+            return
+        # It has room, so the peer has read. Beside a flood there is no other time to see that: what
+        # is written ends with a full socket, again and again.
+        self.arrivals.settle()
+        if self._write_some():
             self._is_slow = False
             self.flush()
 
