@@ -174,7 +174,8 @@ class Conversation:
             Its id, by which its answer or failure is told.
 
         Raises:
-            RemoteError: If a text in it is no UTF-8, as the daemon would refuse it.
+            RemoteError: If a text in it is no UTF-8, or a number has more than 64 bits, as the
+                daemon would refuse it.
             ClientError: `end`, if the conversation is over.
         """
         if self.end is not None:

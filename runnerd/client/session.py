@@ -130,7 +130,8 @@ class Session:
             Its id, and the framed bytes to send.
 
         Raises:
-            RemoteError: If a text in it is no UTF-8, as the daemon would refuse it.
+            RemoteError: If a text in it is no UTF-8, or a number has more than 64 bits, as the
+                daemon would refuse it.
         """
         assert type(params) is METHODS[method], f"{method} takes {METHODS[method].__name__}"
         request_id = self._last_id + 1
@@ -138,6 +139,9 @@ class Session:
             framed = self._codec.call(request_id, method, params)
         except UnicodeEncodeError as error:
             text = f"'{ascii(error.object)[1:-1]}' is not valid UTF-8 text"
+            raise RemoteError.before_sending(invalid("params", text)) from error
+        except OverflowError as error:
+            text = "a number has more than 64 bits"
             raise RemoteError.before_sending(invalid("params", text)) from error
         self._last_id = request_id
         self._unanswered[request_id] = method, params

@@ -188,7 +188,7 @@ class Tree:
             self._owner,
             kin=Kin(
                 is_shim=service.pool.by_pid.__contains__,
-                is_command=service.reaper.commands.__contains__,
+                is_command=service.reaper.is_command,
                 all_ours=service.all_children_ours,
                 least_score=service.launcher.telling_score(self._asked_score),
                 leaf=self._leaf,

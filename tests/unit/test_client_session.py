@@ -361,3 +361,13 @@ def test_text_that_is_no_utf8_is_refused_before_it_is_sent() -> None:
         session.request("exec.start", ExecStart(argv=["a\udcff"]))
     assert caught.value.kind == "invalid_params"
     assert session.unanswered == {}
+
+
+@pytest.mark.parametrize("encoding", Encoding)
+def test_a_number_the_wire_has_no_room_for_is_refused(encoding: Encoding) -> None:
+    session = Session(encoding)
+    with contextlib.suppress(RemoteError):  # JSON has room for any; the daemon refuses it
+        session.request("exec.attach", ExecAttach(exec_id="x", after=2**64))
+    with contextlib.suppress(RemoteError):
+        session.request("exec.start", ExecStart(argv=["a"], nice=-(2**63) - 1))
+    assert len(session.unanswered) == (2 if encoding is Encoding.JSON else 0)

@@ -183,7 +183,7 @@ def test_an_unknown_option_points_at_the_help_that_lists_the_options(
         (["run", "--nice", "1.5", "--", "a"], "argument --nice: '1.5' is no whole number"),
         (["logs", "--after", "x", "a"], "argument --after: 'x' is no whole number"),
         (["wait", "--timeout", "", "a"], "argument --timeout: '' is no number"),
-        (["top", "--interval", "0"], "--interval: at least 0.1 seconds"),
+        (["top", "--interval", "0"], "--interval: 0.1 to 86400 seconds"),
         (["ps", "--label", "x"], "--label: 'x' is not NAME=VALUE"),
         *(
             (

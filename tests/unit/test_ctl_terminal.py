@@ -149,6 +149,29 @@ def test_keys_are_appended_and_what_others_type_does_not_count() -> None:
     assert feeder.wants_data
 
 
+def test_keys_that_found_no_room_are_sent_again_and_none_is_doubled() -> None:
+    """A program that does not read for a minute, and then does."""
+    feeder = KeyFeeder("x", 100)
+    feeder.offer(b"abcdef")
+    feeder.next_write()
+    feeder.offer(b"gh")
+    feeder.answered(WriteAnswer(accepted_bytes=102, room_bytes=0))
+    write = feeder.next_write()
+    assert write is not None
+    assert write.data == b"cdefgh"
+    feeder.answered(WriteAnswer(accepted_bytes=102, room_bytes=0))
+    write = feeder.next_write()
+    assert write is not None
+    assert write.data == b"cdefgh"
+    # Three, and nobody knows whose: ours at most, so none of the first three is sent again.
+    feeder.answered(WriteAnswer(accepted_bytes=105, room_bytes=0))
+    write = feeder.next_write()
+    assert write is not None
+    assert write.data == b"fgh"
+    feeder.answered(WriteAnswer(accepted_bytes=1000, room_bytes=1))
+    assert (feeder.next_write(), feeder.rest()) == (None, None)
+
+
 def test_keys_that_may_be_lost_are_not_sent_again_and_later_ones_are() -> None:
     feeder = KeyFeeder("x")
     feeder.offer(b"ab")
