@@ -3,7 +3,8 @@
 With -i our own terminal is raw and every key goes to the command, but for the keys that detach.
 The size follows ours. TERM and HUP are then no signals for the command: they end the person's
 line to it. What `run` has started is sent HUP, as by a terminal that is closed; what `attach` has
-come to goes on. Either way our terminal is put back first.
+come to goes on. Either way our terminal is put back first. Before a start's answer there is nothing
+to send HUP to: it is waited for, until a second such signal or the third Ctrl-C.
 
 A lost connection is a bell and no line, which would tear the screen: the bytes shown go on where
 they stopped, keys pressed meanwhile wait, and so does a new size. Keys that were on their way at
@@ -28,7 +29,7 @@ from runnerd.protocol.notes import ExitedNote
 from runnerd.protocol.requests import ExecDetach, ExecResize, ExecSignal, ExecStart, ExecWrite
 
 from .detaching import DetachScanner
-from .endings import SIGNAL_BASE, say, say_bare, say_reconnecting
+from .endings import SIGNAL_BASE, say, say_bare, say_hint, say_reconnecting
 from .passing import Passer
 from .screen import Modes, without_queries
 from .streams import write_all
@@ -100,7 +101,8 @@ class KeyFeeder(StdinFeeder):
     def failed(self, error: ClientError) -> None:
         """Take a write's failure: feeding is over, but for one that only may have failed."""
         if not isinstance(error, Ambiguous):
-            super().failed(error)
+            self._in_flight = False
+            self._end(error)  # a busy daemon too: without an offset, what it took would come twice
             return
         self.doubtful_bytes += self._in_flight_bytes
         self._waiting = self._waiting[self._in_flight_bytes :]
@@ -141,7 +143,10 @@ class TerminalPasser(Passer):
         self._replay_seq = 0
         self._modes = Modes()
         self._size: tuple[int, int] | None = None  # as the command's terminal was told last
+        self._start_id: str | None = None  # of what was asked for, answered or not
+        self._raw: RawTerminal | None = None
         self._hung_up_by: int | None = None
+        self._insists = False
         self._may_raise = False  # a signal's handler: not where the terminal would be left raw
 
     def follow(self, method: str, params: Params) -> int:
@@ -152,18 +157,21 @@ class TerminalPasser(Passer):
         """
         if isinstance(params, ExecStart) and params.pty is not None:
             self._size = (params.pty.rows, params.pty.cols)
-        raw: contextlib.AbstractContextManager[object] = contextlib.nullcontext()
+            params = self._client.prepared(params)
+            self._start_id = params.exec_id
         try:
             # Before our terminal is raw: none of them may end us there as it would by default.
             (self._catch_signals if self._owns else self._catch_hang_up)()
             signal.signal(signal.SIGWINCH, self._on_size_change)
-            if self._feeds:
-                raw = RawTerminal(self._send_signals_soon)
-            with raw:
+            self._raw = RawTerminal(self._send_signals_soon) if self._feeds else None
+            with self._raw or contextlib.nullcontext():
                 code = self._follow(method, params)
         except _Leaving as leaving:
             self._say_doubtful()
-            if not leaving.code:
+            if self._exec_id is None and self._start_id is not None:
+                say("no answer to the start came: the command may run all the same, or run yet")
+                say_hint(f"to end it then: runnerctl cancel {self._start_id}")
+            elif not leaving.code:
                 say_bare("")  # the command's last line is still open, most often
                 say(f"detached; bring it back by: runnerctl attach -it {self._exec_id}")
             return leaving.code
@@ -216,6 +224,8 @@ class TerminalPasser(Passer):
             self._replay, self._replay_seq = bytearray(), result.last_seq
             if result.after >= result.last_seq:
                 self._show_replay()
+        if self._raw is not None:
+            self._raw.pass_keys()
         if self._feeds and self._exec_id is not None:
             self._feeder = KeyFeeder(self._exec_id, self._typed_bytes)
         self._send_signals()
@@ -289,6 +299,8 @@ class TerminalPasser(Passer):
             signal.signal(signal.SIGINT, self._on_hang_up)  # the last one ends us, but tidily
 
     def _on_hang_up(self, number: int, _frame: FrameType | None) -> None:
+        # Of a start without an answer: Ctrl-C is the third then, all others the second.
+        self._insists = self._hung_up_by is not None or number == signal.SIGINT
         self._hung_up_by = number
         self._send_signals_soon()
 
@@ -303,8 +315,9 @@ class TerminalPasser(Passer):
         if not self._may_raise:  # as both sending and leaving do
             return
         super()._send_signals()
-        # What we are just starting is not left behind: its answer comes within seconds.
-        is_there = self._exec_id is not None or not self._owns
+        # What we are just starting is not left behind: its answer comes within seconds, but from
+        # a daemon that does not answer at all.
+        is_there = self._exec_id is not None or not self._owns or self._insists
         if self._hung_up_by is not None and is_there:
             self._may_raise = False
             number, self._hung_up_by = self._hung_up_by, None

@@ -8,16 +8,17 @@ import os
 import signal
 import subprocess
 import termios
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
 
 from runnerd.protocol.requests import Pty
 from tests.harness import REPOSITORY, wait_for, with_default_signals
+from tests.proxy import Proxy
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
-    from pathlib import Path
 
     from tests.harness import RunnerdProcess
 
@@ -28,6 +29,7 @@ class Person:
     def __init__(self, words: list[str], errors: Path) -> None:
         self.keyboard, self.terminal = os.openpty()
         termios.tcsetwinsize(self.terminal, (30, 100))
+        self.mode = termios.tcgetattr(self.terminal)
         self.errors = errors
         self.seen = b""
         with errors.open("wb") as stderr:
@@ -60,6 +62,13 @@ class Person:
         os.set_blocking(self.keyboard, True)
         while keys:
             keys = keys[os.write(self.keyboard, keys) :]
+
+    def is_idle_after(self, number: signal.Signals) -> bool:
+        """Return whether a signal sent was taken, and it sleeps again."""
+        status = Path(f"/proc/{self.process.pid}/status").read_text()
+        fields = dict(line.split(":\t", 1) for line in status.splitlines())
+        is_pending = int(fields["ShdPnd"], 16) >> (number - 1) & 1
+        return not is_pending and fields["State"].startswith("S")
 
     def hang_up(self) -> None:
         os.close(self.keyboard)
@@ -167,3 +176,52 @@ def test_the_detach_keys_work_where_no_other_key_is_taken_any_more(
             assert b"attach -it x" in said
             assert owner.inspect("x").state == "running"
             owner.cancel("x", grace_s=0)
+
+
+@contextlib.contextmanager
+def unanswered(daemon: RunnerdProcess, folder: Path, options: str) -> Iterator[Person]:
+    """Somebody whose start has taken effect, without an answer; it is x."""
+    words = daemon.ctl_words("run", options, "--id", "x", "--", "sleep", "1000")
+    proxy = Proxy(folder / "proxy.sock", daemon.socket_path)
+    words[words.index(daemon.socket_path)] = proxy.path
+    proxy.swallows_after_hello = True
+    with (
+        contextlib.closing(Person(words, folder / "errors")) as one,
+        proxy,  # whose threads begin here
+        daemon.connect() as client,
+    ):
+        wait_for(lambda: any(each.exec_id == "x" for each in client.list_execs()), 20)
+        yield one
+        assert b"hint: to end it then: runnerctl cancel x\n" in one.errors.read_bytes()
+        assert client.inspect("x").state == "running"
+        client.cancel("x", grace_s=0)
+
+
+@pytest.mark.parametrize("options", ["-it", "-t"])
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP])
+def test_a_start_that_is_not_answered_is_left_at_the_second_signal(
+    runnerd_daemon: RunnerdProcess, tmp_path: Path, options: str, number: signal.Signals
+) -> None:
+    """The first is kept for the command, in case the answer comes."""
+    with unanswered(runnerd_daemon, tmp_path, options) as one:
+        one.process.send_signal(number)
+        wait_for(lambda: one.is_idle_after(number), 20)
+        one.process.send_signal(number)
+        assert one.end()[0] == 128 + number
+        assert termios.tcgetattr(one.terminal) == one.mode
+
+
+@pytest.mark.parametrize("options", ["-it", "-t"])
+def test_a_start_that_is_not_answered_is_left_by_ctrl_c(
+    runnerd_daemon: RunnerdProcess, tmp_path: Path, options: str
+) -> None:
+    """Until there is a command it is no key for it."""
+
+    def has_left() -> bool:
+        one.types(b"\x03")
+        return one.process.poll() is not None
+
+    with unanswered(runnerd_daemon, tmp_path, options) as one:
+        wait_for(has_left, 20)
+        assert one.end()[0] == 128 + signal.SIGINT
+        assert termios.tcgetattr(one.terminal) == one.mode

@@ -81,6 +81,9 @@ class StruckTerminal:
         for number in self.at_enter:
             signal.raise_signal(number)
 
+    def pass_keys(self) -> None:
+        pass
+
     def __exit__(self, *_: object) -> None:
         StruckTerminal.size = (9, 9)
         for number in self.at_exit:
