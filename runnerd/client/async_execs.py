@@ -70,6 +70,11 @@ class AsyncExec(Following):
         super().receive(record)
         self._bells.ring()
 
+    def unfed(self, error: ClientError) -> None:
+        """Take why feed() ended early; called by the client. The next output() raises it, once."""
+        super().unfed(error)
+        self._bells.ring()
+
     def output(self, timeout_s: float | None = None) -> Output:
         """Iterate over the output until the command's exit, which is then in `exit`.
 

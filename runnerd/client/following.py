@@ -85,6 +85,7 @@ class Following:
         self._queue: deque[OutputNote | GapNote] = deque()
         self._queued_bytes = 0
         self._broken: ClientError | None = None
+        self._unfed: ClientError | None = None
         self._has_exited = False
         self._stdin_bytes = 0 if self.created else None
         self._is_stdin_torn = False
@@ -119,6 +120,10 @@ class Following:
                 self.detach()
                 self._break(OutputOverflow(self.exec_id, record_seq(record), QUEUE_BYTES_MAX))
 
+    def unfed(self, error: ClientError) -> None:
+        """Take why feed() ended early; called by the client. The next output() raises it, once."""
+        self._unfed = error
+
     def _break(self, error: ClientError) -> None:
         self._subscription = None
         if not self._has_exited:
@@ -139,7 +144,8 @@ class Following:
 
     @property
     def _has_news(self) -> bool:
-        return bool(self._queue) or self._is_complete or self._broken is not None
+        has_failed = self._broken is not None or self._unfed is not None
+        return bool(self._queue) or self._is_complete or has_failed
 
     def _check(self) -> None:
         """Raise why no more output comes, once all that came was taken.
@@ -149,10 +155,13 @@ class Following:
             Superseded: If a newer reader of the same name took over.
             RemoteError: If the subscription could not be resumed; with the exit in its data,
                 where it is known.
-            ClientError: If there is no subscription.
+            ClientError: If there is no subscription; once, why feed() ended early.
         """
         if self._queue or self._is_complete:
             return
+        if self._unfed is not None:
+            error, self._unfed = self._unfed, None
+            raise error
         if self._broken is not None:
             raise self._broken
         if self._subscription is None:

@@ -27,6 +27,8 @@ if TYPE_CHECKING:
 
     Record = SubscriptionNote | Unfollowed
     Reply = Answer | Failure
+    Later = Callable[[float, Callable[[], None]], None]
+    Failed = Callable[[ClientError], None]
 
 
 class Router:
@@ -146,15 +148,31 @@ class Router:
             self.detach(result.subscription)
 
 
-def feed(router: Router, feeder: StdinFeeder) -> None:
-    """Send a feeder's next write, and after each answer the next, while anything moves it on."""
+def feed(router: Router, feeder: StdinFeeder, later: Later, failed: Failed) -> None:
+    """Send a feeder's next write, and after each answer the next, while anything moves it on.
+
+    Args:
+        router: Whereby.
+        feeder: The source's side.
+        later: Calls a function once so many seconds have passed.
+        failed: Told why feeding ended early, but for a command that no longer reads.
+    """
 
     def taken(reply: Reply) -> None:
         if isinstance(reply, Failure):
             feeder.failed(reply.error)
         elif isinstance(reply.result, WriteAnswer):
             feeder.answered(reply.result)
-        feed(router, feeder)
+        if feeder.error is not None:
+            failed(feeder.error)
+        elif feeder.pause_s is not None:
+            later(feeder.pause_s, resume)
+        else:
+            feed(router, feeder, later, failed)
+
+    def resume() -> None:
+        feeder.resume()
+        feed(router, feeder, later, failed)
 
     write = feeder.next_write()
     if write is not None and router.conversation.end is None:

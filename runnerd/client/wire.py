@@ -115,6 +115,8 @@ class Wire:
         self._silent_since_s: float | None = None
         self._is_write_broken = False
         self._was_heard = False
+        self._now_s = 0.0
+        self._later: list[tuple[float, Callable[[], None]]] = []
         self._buffer = bytearray(_READ_BYTES)
         self._conversation.opened()
 
@@ -131,7 +133,9 @@ class Wire:
     @property
     def wake_at_s(self) -> float | None:
         """When to step at the latest, on the clock step() is given; None = whenever it is ready."""
-        return self._patience.next_at_s if self.socket is None else self._lost_at_s
+        at_s = self._patience.next_at_s if self.socket is None else self._lost_at_s
+        times_s = [each_s for each_s, _ in self._later]
+        return min(times_s if at_s is None else [at_s, *times_s], default=None)
 
     @property
     def _lost_at_s(self) -> float | None:
@@ -157,9 +161,12 @@ class Wire:
             Whether anything moved on: something was read, or a connection came or went. After a
             False there is nothing to do before the socket is ready or `wake_at_s` has come.
         """
+        self._now_s = now_s
         if self._conversation.end is not None:
             self._drop_socket()
             return False
+        if self._later:
+            self._call_due()
         if self.socket is None:
             return self._connect(now_s)
         self.send_some()
@@ -172,6 +179,16 @@ class Wire:
             self._lose(now_s)
             return True
         return False
+
+    def later(self, wait_s: float, action: Callable[[], None]) -> None:
+        """Have a step call `action`, wait_s from now; from within a step, which knows the time."""
+        self._later.append((self._now_s + wait_s, action))
+
+    def _call_due(self) -> None:
+        due = [action for at_s, action in self._later if at_s <= self._now_s]
+        self._later = [each for each in self._later if each[0] > self._now_s]
+        for action in due:
+            action()
 
     def send_some(self) -> None:
         """Send what the socket takes now."""

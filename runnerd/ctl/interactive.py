@@ -101,7 +101,8 @@ class KeyFeeder(StdinFeeder):
     def failed(self, error: ClientError) -> None:
         """Take a write's failure: feeding is over, but for one that only may have failed."""
         if not isinstance(error, Ambiguous):
-            super().failed(error)
+            self._in_flight = False
+            self._end(error)  # a busy daemon too: without an offset, what it took would come twice
             return
         self.doubtful_bytes += self._in_flight_bytes
         self._waiting = self._waiting[self._in_flight_bytes :]

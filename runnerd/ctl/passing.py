@@ -76,6 +76,7 @@ class Passer:
         self._exec_id: str | None = None
         self._nonce: str | None = None
         self._feeder: StdinFeeder | None = None
+        self._resume_at_s: float | None = None
         self._exit: Exit | None = None
         self._is_in_client = False
         self._pending_signals: list[int] = []
@@ -163,6 +164,8 @@ class Passer:
                 say(failure.error.message)
         elif failure.method == "exec.write" and self._feeder is not None:
             self._feeder.failed(failure.error)
+            if self._feeder.pause_s is not None:
+                self._resume_at_s = time.monotonic() + self._feeder.pause_s
             if self._feeder.error is not None:
                 say(f"standard input is no longer passed on: {failure.error.message}")
         else:
@@ -204,7 +207,12 @@ class Passer:
     # Input
 
     def _feed(self) -> None:
-        if self._feeder is not None and (write := self._feeder.next_write()) is not None:
+        if self._feeder is None:
+            return
+        if self._resume_at_s is not None and time.monotonic() >= self._resume_at_s:
+            self._resume_at_s = None
+            self._feeder.resume()
+        if (write := self._feeder.next_write()) is not None:
             self._send("exec.write", write)
 
     def _read_stdin(self, feeder: StdinFeeder) -> None:
@@ -255,10 +263,10 @@ class Passer:
         wanted = select.POLLIN | (select.POLLOUT if self._client.unsent_bytes else 0)
         if self._client.fileno() >= 0:
             poll.register(self._client.fileno(), wanted)
-        wake_at_s = self._client.wake_at_s
+        wakes = [at_s for at_s in (self._client.wake_at_s, self._resume_at_s) if at_s is not None]
         wait_ms: int | None = None
-        if wake_at_s is not None:
-            wait_ms = max(0, int((wake_at_s - time.monotonic()) * 1000) + 1)
+        if wakes:
+            wait_ms = max(0, int((min(wakes) - time.monotonic()) * 1000) + 1)
         feeder = self._feeder
         if feeder is not None and feeder.wants_data:
             poll.register(0, select.POLLIN)
