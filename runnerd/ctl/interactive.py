@@ -143,6 +143,8 @@ class TerminalPasser(Passer):
         self._replay_seq = 0
         self._modes = Modes()
         self._size: tuple[int, int] | None = None  # as the command's terminal was told last
+        self._must_redraw = False
+        self._is_in_line = False  # what the command showed last: what we say begins one of its own
         self._start_id: str | None = None  # of what was asked for, answered or not
         self._raw: RawTerminal | None = None
         self._hung_up_by: int | None = None
@@ -163,20 +165,27 @@ class TerminalPasser(Passer):
             # Before our terminal is raw: none of them may end us there as it would by default.
             (self._catch_signals if self._owns else self._catch_hang_up)()
             signal.signal(signal.SIGWINCH, self._on_size_change)
-            self._raw = RawTerminal(self._send_signals_soon) if self._feeds else None
+            self._raw = RawTerminal(self._on_continue) if self._feeds else None
             with self._raw or contextlib.nullcontext():
                 code = self._follow(method, params)
+        except ClientError:
+            self._end_line()
+            raise
         except _Leaving as leaving:
+            self._end_line()
             self._say_doubtful()
             if self._exec_id is None and self._start_id is not None:
                 say("no answer to the start came: the command may run all the same, or run yet")
                 say_hint(f"to end it then: runnerctl cancel {self._start_id}")
             elif not leaving.code:
-                say_bare("")  # the command's last line is still open, most often
                 say(f"detached; bring it back by: runnerctl attach -it {self._exec_id}")
             return leaving.code
         self._say_doubtful()
         return code
+
+    def _end_line(self) -> None:
+        if self._raw is not None and self._is_in_line:
+            say_bare("")
 
     def _say_doubtful(self) -> None:
         if isinstance(self._feeder, KeyFeeder) and self._feeder.doubtful_bytes:
@@ -236,6 +245,7 @@ class TerminalPasser(Passer):
 
     def _pass_output(self, note: OutputNote) -> None:
         self._modes.saw(note.data)
+        self._is_in_line = note.data[-1:] != b"\n"
         if self._replay is None:
             super()._pass_output(note)
             return
@@ -249,13 +259,8 @@ class TerminalPasser(Passer):
         shown, self._replay = without_queries(bytes(self._replay)), None
         with contextlib.suppress(OSError):
             write_all(1, shown)
-        size = local_size()
-        if size is not None and self._exec_id is not None and self._exit is None:
-            # The kernel tells nobody of a size like the one before: so another one first, and
-            # ours as soon as that is sent.
-            rows, cols = size
-            self._size = (rows, cols - 1 if cols > 1 else cols + 1)
-            self._resize(*self._size)
+        self._must_redraw = True
+        self._send_size()
 
     # Keys
 
@@ -304,6 +309,10 @@ class TerminalPasser(Passer):
         self._hung_up_by = number
         self._send_signals_soon()
 
+    def _on_continue(self) -> None:
+        self._must_redraw = True  # over what was shown while we were stopped
+        self._send_signals_soon()
+
     def _on_size_change(self, _number: int, _frame: FrameType | None) -> None:
         self._send_signals_soon()
 
@@ -334,7 +343,15 @@ class TerminalPasser(Passer):
 
     def _send_size(self) -> None:
         size = local_size()
-        if size is not None and size != self._size and self._replay is None:
+        if size is None or self._exec_id is None or self._replay is not None:
+            return
+        if self._must_redraw:
+            # The kernel tells nobody of a size like the one before: so another one first, and
+            # ours as soon as that is sent.
+            self._must_redraw = False
+            rows, cols = size
+            size = (rows, cols - 1 if cols > 1 else cols + 1)
+        if size != self._size:
             self._size = size
             self._resize(*size)
 
