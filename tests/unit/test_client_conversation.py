@@ -546,6 +546,61 @@ def test_a_reader_that_takes_nothing_is_not_given_a_window_for_each_connection()
     assert params.after == seq  # type: ignore[attr-defined]
 
 
+def test_a_window_above_the_bound_is_resumed_once_all_of_it_was_taken() -> None:
+    """Else its reader would wait for ever for a window that never fits."""
+    talk = conversation()
+    params = ExecStart(argv=["a"], attach=Attach(window_bytes=2 * QUEUE_BYTES_MAX))
+    peer = ScriptedPeer(talk)
+    number = peer.start(params)
+    peer.output(1, 0, b"ab")
+    peer.output(2, 2, b"cd")
+    talk.lost()
+    peer = ScriptedPeer(talk)
+    assert peer.asked() == []
+    talk.ack(number, 1)
+    assert peer.asked() == []
+    talk.ack(number, 2)
+    assert peer.resume(5).after == 2  # type: ignore[attr-defined]
+    talk.lost()
+    assert ScriptedPeer(talk).resume(6).after == 2  # type: ignore[attr-defined]
+
+
+def test_an_ack_that_is_asked_for_makes_room_as_one_that_is_told() -> None:
+    talk = conversation()
+    peer = ScriptedPeer(talk)
+    number = peer.start(START)
+    for at in range(8):
+        peer.output(at + 1, at << 20, bytes(1 << 20))
+    own_id = talk.request("exec.ack", ExecAck(subscription=number, seq=4))
+    ((request_id, _, params),) = peer.asked()
+    assert params == ExecAck(subscription=1, seq=4)
+    assert peer.answer(request_id, Empty()) == [Answer(own_id, "exec.ack", Empty())]
+    talk.lost()
+    assert ScriptedPeer(talk).resume(5).after == 8  # type: ignore[attr-defined]
+
+
+def test_an_ack_that_is_asked_for_between_two_connections_is_answered_and_resumes() -> None:
+    talk = conversation()
+    peer = ScriptedPeer(talk)
+    number = peer.start(START)
+    for at in range(8):
+        peer.output(at + 1, at << 20, bytes(1 << 20))
+    talk.lost()
+    first_id = talk.request("exec.ack", ExecAck(subscription=number, seq=0))
+    peer = ScriptedPeer(talk)
+    ((request_id, method, _),) = peer.asked()
+    assert method == "ping"  # there is no window to acknowledge in
+    assert peer.answer(request_id, Empty()) == [Answer(first_id, "exec.ack", Empty())]
+    talk.request("exec.ack", ExecAck(subscription=number, seq=8))
+    assert [method for _, method, _ in peer.asked()] == ["exec.attach", "ping"]
+
+
+def test_an_ack_of_what_was_never_opened_is_for_the_daemon_to_refuse() -> None:
+    peer = ScriptedPeer(conversation())
+    peer.talk.request("exec.ack", ExecAck(subscription=3, seq=1))
+    assert [params for _, _, params in peer.asked()] == [ExecAck(subscription=0, seq=1)]
+
+
 def test_a_detach_names_the_present_number() -> None:
     talk = conversation()
     number = ScriptedPeer(talk).start(START)
