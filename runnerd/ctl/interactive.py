@@ -10,9 +10,6 @@ A lost connection is a bell and no line, which would tear the screen: the bytes 
 they stopped, keys pressed meanwhile wait, and so does a new size. Keys that were on their way at
 that moment may have arrived or not. They are not sent again, since a doubled key can do more harm
 than a missing one, and it is said once the terminal is an ordinary one again.
-
-Keys are appended, without an offset: two people may type into one terminal, and a program that
-does not read must not keep the detach keys from being seen.
 """
 
 from __future__ import annotations
@@ -22,14 +19,14 @@ import os
 import signal
 from typing import TYPE_CHECKING, Final
 
-from runnerd.client.errors import Ambiguous, ClientError
-from runnerd.client.feeding import ROOM_WAIT_S, WRITE_BYTES_MAX, StdinFeeder
+from runnerd.client.errors import ClientError
 from runnerd.protocol.answers import AttachAnswer, StartAnswer
 from runnerd.protocol.notes import ExitedNote
-from runnerd.protocol.requests import ExecDetach, ExecResize, ExecSignal, ExecStart, ExecWrite
+from runnerd.protocol.requests import ExecDetach, ExecResize, ExecSignal, ExecStart
 
 from .detaching import DetachScanner
 from .endings import SIGNAL_BASE, say, say_bare, say_hint, say_reconnecting
+from .keys import KeyFeeder
 from .passing import Passer
 from .screen import Modes, without_queries
 from .streams import write_all
@@ -41,13 +38,12 @@ if TYPE_CHECKING:
     from runnerd.client.blocking import Client
     from runnerd.client.conversation import Occurrence
     from runnerd.client.errors import StreamLost
+    from runnerd.client.feeding import StdinFeeder
     from runnerd.client.session import Answer, Failure
-    from runnerd.protocol.answers import WriteAnswer
     from runnerd.protocol.fields import Params
     from runnerd.protocol.notes import OutputNote
 
 RECENT_BYTES: Final = 64 * 1024
-_KEYS_WAITING_MAX: Final = 1024 * 1024
 _READ_BYTES: Final = 64 * 1024
 _HANGING_UP: Final = (signal.SIGTERM, signal.SIGHUP)
 
@@ -58,60 +54,6 @@ class _Leaving(Exception):  # noqa: N818 - no error
     def __init__(self, code: int) -> None:
         super().__init__(code)
         self.code = code
-
-
-class KeyFeeder(StdinFeeder):
-    """Feeds what is typed, in the order typed.
-
-    Attributes:
-        doubtful_bytes: Keys of which nobody knows whether they arrived.
-    """
-
-    doubtful_bytes = 0
-    _in_flight_bytes = 0
-
-    @property
-    def wants_data(self) -> bool:
-        """Whether offer() may be called: always, unless somebody pastes more than can wait."""
-        return self.is_over or len(self._waiting) < _KEYS_WAITING_MAX
-
-    def offer(self, data: bytes | memoryview) -> None:
-        """Take the keys pressed next; where none is taken any more, those that detach still are."""
-        if not self.is_over:
-            self._waiting = memoryview(bytes(self._waiting) + bytes(data))
-
-    def next_write(self, wait_s: float | None = None) -> ExecWrite | None:
-        """Return the next request to send, or None while one is under way or nothing waits."""
-        if self.is_over or self._in_flight or not self._waiting:
-            return None
-        piece = bytes(self._waiting[:WRITE_BYTES_MAX])
-        self._in_flight, self._in_flight_bytes = True, len(piece)
-        return ExecWrite(exec_id=self.exec_id, data=piece, wait_s=wait_s or ROOM_WAIT_S)
-
-    def answered(self, answer: WriteAnswer) -> None:
-        """Take a write's answer; what found no room is sent again, until the command reads.
-
-        What others typed meanwhile is counted as ours: a key may be missing then, none is doubled.
-        """
-        taken_bytes = min(answer.accepted_bytes - self.accepted_bytes, self._in_flight_bytes)
-        self.accepted_bytes = answer.accepted_bytes
-        self._waiting = self._waiting[taken_bytes:]
-        self._in_flight = False
-
-    def failed(self, error: ClientError) -> None:
-        """Take a write's failure: feeding is over, but for one that only may have failed."""
-        if not isinstance(error, Ambiguous):
-            self._in_flight = False
-            self._end(error)  # a busy daemon too: without an offset, what it took would come twice
-            return
-        self.doubtful_bytes += self._in_flight_bytes
-        self._waiting = self._waiting[self._in_flight_bytes :]
-        self._in_flight = False
-
-    def rest(self) -> ExecWrite | None:
-        """Return what has not been sent yet, to be sent before leaving."""
-        piece = bytes(self._waiting[self._in_flight_bytes if self._in_flight else 0 :])
-        return ExecWrite(exec_id=self.exec_id, data=piece) if piece and not self.is_over else None
 
 
 class TerminalPasser(Passer):
@@ -179,6 +121,9 @@ class TerminalPasser(Passer):
                 say_hint(f"to end it then: runnerctl cancel {self._start_id}")
             elif not leaving.code:
                 say(f"detached; bring it back by: runnerctl attach -it {self._exec_id}")
+            elif self._owns and leaving.code == SIGNAL_BASE + signal.SIGINT:
+                say("left before the command's exit was told: it may run on")
+                say_hint(f"runnerctl inspect {self._exec_id}")
             return leaving.code
         self._say_doubtful()
         return code
