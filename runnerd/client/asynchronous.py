@@ -114,6 +114,7 @@ async def _greeted(link: AsyncLink, timeout_s: float) -> AsyncIterator[AsyncClie
                 await link.wait_greeted(timeout_s)
                 yield AsyncClient(link)
             finally:
+                await link.settle()
                 link.end()
     except BaseExceptionGroup as group:
         # Only the block itself raises into the group: nobody should have to write except*.
@@ -368,4 +369,4 @@ class AsyncClient:
         params = ExecCancel(
             exec_id=started.exec_id, if_nonce=started.nonce, wait=False, tombstone=True
         )
-        self._router.request("exec.cancel", params, lambda _reply: None)
+        self._link.ask_on_the_way_out("exec.cancel", params)
