@@ -118,7 +118,10 @@ class Followed:
     @property
     def may_resume(self) -> bool:
         """Whether what its reader has yet to take leaves room for a new window."""
-        return self._unacknowledged_bytes + (self._window_bytes or 0) <= QUEUE_BYTES_MAX
+        window_bytes = self._window_bytes or 0
+        # A window above the bound is its reader's own choice, and a wait for nothing would not end.
+        is_empty = not self._unacknowledged_bytes
+        return is_empty or self._unacknowledged_bytes + window_bytes <= QUEUE_BYTES_MAX
 
     def resumption(self) -> ExecAttach:
         """Return the attach that goes on after the last record received; it is then under way."""

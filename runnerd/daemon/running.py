@@ -149,6 +149,7 @@ class Running:
             self,
             on_output=self.readers.wake if self._clocks is None else self._output_read,
             on_eof=self._streams_at_eof,
+            on_shut=self.readers.look,
         )
         its_exec.transcript.on_room = self._room_made
 
