@@ -541,16 +541,32 @@ static void reap(void)
 
 /* ------------------------------------------------------------------------ messages from runnerd */
 
+/* 0 if the child has it. That it is dead (one of three errnos, by how far its death has come) is no
+ * failure here: reap() tells by what. */
+static int hand_on(int *fds, int fd_count)
+{
+    if (fd_count != JOB_FDS)
+        return fd_count < 0 ? EMFILE : EINVAL;
+    kill(leader, SIGCONT); /* a command of our user may have stopped it */
+    if (pass_on(job_socket, fds, fd_count) || errno == EPIPE || errno == ECONNRESET ||
+        errno == ECONNREFUSED)
+        return 0;
+    return errno; /* no memory, or too many descriptors of this user are in sockets already */
+}
+
 static void take_job(int *fds, int fd_count)
 {
-    if (phase == WAITING && fd_count == JOB_FDS) {
-        pass_on(job_socket, fds, fd_count); /* it fails only if the child is dead, see reap() */
-        phase = STARTING;
-    } else if (phase == WAITING) {
-        say_failed("job", fd_count < 0 ? EMFILE : EINVAL, false);
+    int error;
+
+    if (phase != WAITING)
+        return;
+    error = hand_on(fds, fd_count);
+    if (error) {
+        say_failed("job", error, false);
         phase = FAILED;
         kill(leader, SIGKILL);
-    }
+    } else
+        phase = STARTING;
 }
 
 static void signal_tree(int number, bool group_only, int64_t *count, int *error)
@@ -752,7 +768,7 @@ static void fork_child(void)
         close(CONTROL_FD);
         close(LIFELINE_FD);
         close(pair[0]);
-        child_main(pair[1]);
+        child_main(pair[1], self);
     }
     close(pair[1]);
     job_socket = pair[0];

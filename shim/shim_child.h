@@ -344,7 +344,7 @@ static void child_set_up(const struct job *job, const int *fds)
         child_check(dup2(fds[fd], fd)); /* fds are all above 2, for 0 to 2 were filled */
 }
 
-static _Noreturn void child_main(int job_socket)
+static _Noreturn void child_main(int job_socket, pid_t shim)
 {
     char text[16];
     int fds[JOB_FDS], fd_count;
@@ -352,11 +352,17 @@ static _Noreturn void child_main(int job_socket)
     struct job job;
     sigset_t none;
 
+    /* A stopped one does not see the end of its socket. Taken back as soon as it has a job, for a
+     * command outlives its shim. The shim is one thread, so its parent ends with the shim. */
+    prctl(PR_SET_PDEATHSIG, SIGKILL, 0, 0, 0);
+    if (getppid() != shim)
+        _exit(0); /* it was gone before */
     do
         got = receive(job_socket, 0, text, sizeof text, fds, &fd_count);
     while (got < 0 && errno == EINTR);
     if (got <= 0)
         _exit(0); /* the shim is gone, and so is the reason to wait */
+    prctl(PR_SET_PDEATHSIG, 0, 0, 0, 0);
     report->stage = JOB;
     if (fd_count != JOB_FDS)
         child_fail(EMFILE); /* as many were sent */

@@ -13,7 +13,6 @@ from runnerd.protocol.notes import GapNote, OutputNote
 from .asking import write_steps
 from .async_link import Bells
 from .errors import ClientError
-from .feeding import StdinFeeder
 from .following import Following
 from .steps import drive_async
 
@@ -45,7 +44,6 @@ class AsyncExec(Following):
         self._link = link
         self._bells = Bells()
         self._stdin_lock = anyio.Lock()
-        self._is_stdin_torn = False
         super().__init__(link.router, opened)
 
     async def __aenter__(self) -> Self:
@@ -70,6 +68,11 @@ class AsyncExec(Following):
     def receive(self, record: Record) -> None:
         """Take an event of this exec's subscription; called by the client."""
         super().receive(record)
+        self._bells.ring()
+
+    def unfed(self, error: ClientError) -> None:
+        """Take why feed() ended early; called by the client. The next output() raises it, once."""
+        super().unfed(error)
         self._bells.ring()
 
     def output(self, timeout_s: float | None = None) -> Output:
@@ -143,27 +146,11 @@ class AsyncExec(Following):
             ClientError: If an earlier write was cancelled.
         """
         async with self._stdin_lock:
-            if self._is_stdin_torn:
-                raise ClientError(
-                    f"a write to '{self.exec_id}' was cancelled half-way",
-                    hint="inspect() has stdin_accepted_bytes; a new attach() can go on",
-                )
+            self._check_stdin()
             if self._stdin_bytes is None:
                 self._stdin_bytes = (await self.inspect()).stdin_accepted_bytes or 0
-            feeder = StdinFeeder(self.exec_id, self._stdin_bytes)
-            feeder.offer(data)
-            if eof:
-                feeder.end()
-            self._is_stdin_torn = True
-            try:
-                accepted_bytes = await drive_async(self._client, write_steps(feeder, timeout_s))
-            except ClientError:
-                self._is_stdin_torn = False
-                raise
-            finally:
-                self._stdin_bytes = feeder.accepted_bytes
-            self._is_stdin_torn = False
-            return accepted_bytes
+            with self._writing(data, eof=eof) as feeder:
+                return await drive_async(self._client, write_steps(feeder, timeout_s))
 
     async def close_stdin(self) -> None:
         """Close the command's stdin after what was written."""

@@ -14,14 +14,17 @@ from typing import TYPE_CHECKING
 import anyio
 import anyio.lowlevel
 
-from .errors import ClientTimeout
+from .errors import ClientError, ClientTimeout
 from .wire import LEAVE_S, LEAVE_STEP_S, Wire
 
 if TYPE_CHECKING:
     import socket
     from collections.abc import Callable
 
+    from runnerd.protocol.fields import Params
+
     from .locate import Way
+    from .routing import Reply
     from .wire import Options
 
 
@@ -64,6 +67,8 @@ class AsyncLink(Wire):
         self._greeted = Bells()
         self._unsent = Bells()
         self._serving = anyio.CancelScope(shield=True)
+        self._owed: set[int] = set()
+        self._paid = Bells()
         super().__init__(connection, way, options)
 
     async def serve(self) -> None:
@@ -119,6 +124,24 @@ class AsyncLink(Wire):
         super().send_some()
         if self.wants_write:
             self._unsent.ring()
+
+    def ask_on_the_way_out(self, method: str, params: Params) -> None:
+        """Make a request that nobody waits for, but for settle()."""
+
+        def taken(_reply: Reply) -> None:
+            self._owed.discard(request_id)
+            self._paid.ring()
+
+        request_id = self.router.request(method, params, taken)
+        self._owed.add(request_id)
+
+    async def settle(self) -> None:
+        """Wait for what was asked on the way out: for what LEAVE_S says at most.
+
+        A daemon that finds the connection closed as it answers does not read on in it.
+        """
+        with anyio.CancelScope(shield=True), contextlib.suppress(ClientError):
+            await self.wait(self._paid, lambda: not self._owed, LEAVE_S, "the last answer")
 
     async def _read(self) -> None:
         conversation = self.router.conversation

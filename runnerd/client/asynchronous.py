@@ -114,6 +114,7 @@ async def _greeted(link: AsyncLink, timeout_s: float) -> AsyncIterator[AsyncClie
                 await link.wait_greeted(timeout_s)
                 yield AsyncClient(link)
             finally:
+                await link.settle()
                 link.end()
     except BaseExceptionGroup as group:
         # Only the block itself raises into the group: nobody should have to write except*.
@@ -220,7 +221,8 @@ class AsyncClient:
             fields: The other fields of ExecStart.
 
         Raises:
-            RemoteError: As start().
+            RemoteError: As start(). Or its input can no longer be fed, or the rest of its output is
+                gone, with the exit in the error's data: the command is then cancelled.
             StreamLost: If the connection was lost for good before the exit.
         """
         assert not isinstance(input, str), "input is bytes; encode the string"
@@ -228,12 +230,15 @@ class AsyncClient:
             fields = {"stdin": "pipe", **fields}
         chunks: dict[str, list[bytes]] = {"stdout": [], "stderr": []}
         async with await self.start(argv, **fields) as handle:
-            feeder = self.feed(handle, input) if input else StdinFeeder(handle.exec_id)
-            async for record in handle.output():
-                if isinstance(record, OutputNote):
-                    chunks[record.stream].append(record.data)
-                if feeder.error is not None:
-                    raise feeder.error
+            if input:
+                self.feed(handle, input)
+            try:
+                async for record in handle.output():
+                    if isinstance(record, OutputNote):
+                        chunks[record.stream].append(record.data)
+            except BaseException:
+                handle.detach()  # where the cancel at the block's end is refused too
+                raise
             assert handle.exit is not None
             return Completed(
                 handle.exit,
@@ -248,7 +253,7 @@ class AsyncClient:
         if data:
             feeder.offer(data)
         feeder.end()
-        feed(self._router, feeder)
+        feed(self._router, feeder, self._link.later, handle.unfed)
         return feeder
 
     async def call(
@@ -364,4 +369,4 @@ class AsyncClient:
         params = ExecCancel(
             exec_id=started.exec_id, if_nonce=started.nonce, wait=False, tombstone=True
         )
-        self._router.request("exec.cancel", params, lambda _reply: None)
+        self._link.ask_on_the_way_out("exec.cancel", params)

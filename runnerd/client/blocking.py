@@ -3,10 +3,18 @@
 Thread-safety: none. One Client, with its Execs, belongs to one thread; make a Client for each
 thread, connections are cheap. A signal handler may not use a Client its thread is in the middle
 of using.
+
+A signal handler that raises (Ctrl-C does) leaves a Client usable. Where it came in the middle of
+taking in what the daemon sent, whatever was followed ends as Interrupted: a record may be missing,
+which nobody could tell otherwise. In the middle of the bytes themselves, the connection is given up
+for another one, as if it had been lost. Not seen are: the one record that output() was about to
+return, which its successor's offset tells; answers to send() that were being given out; and an
+interruption of the very loss of a connection.
 """
 
 from __future__ import annotations
 
+import contextlib
 from typing import TYPE_CHECKING, Literal, TypeVar
 
 import msgspec
@@ -17,7 +25,7 @@ from runnerd.protocol.fields import Params
 from runnerd.protocol.notes import OutputNote
 
 from .asking import Requests, blocking
-from .errors import ClientTimeout
+from .errors import ClientError, ClientTimeout
 from .execs import Exec
 from .feeding import StdinFeeder
 from .link import Link, deadline
@@ -286,7 +294,8 @@ class Client:
             fields: The other fields of ExecStart.
 
         Raises:
-            RemoteError: As start().
+            RemoteError: As start(). Or its input can no longer be fed, or the rest of its output is
+                gone, with the exit in the error's data: the command is then cancelled.
             ClientTimeout: If it has not exited by then. It runs on, detached.
             StreamLost: If the connection ended before the exit.
         """
@@ -295,17 +304,21 @@ class Client:
         if input:
             fields = {"stdin": "pipe", **fields}
         handle = self.start(argv, window_bytes=None, timeout_s=timeout_s, **fields)
-        feeder = self.feed(handle, input) if input else StdinFeeder(handle.exec_id)
         chunks: dict[str, list[bytes]] = {"stdout": [], "stderr": []}
         try:
+            if input:
+                self.feed(handle, input)
             while notes := handle.take_output(deadline_s):
                 for note in notes:
                     if isinstance(note, OutputNote):
                         chunks[note.stream].append(note.data)
-                if feeder.error is not None:
-                    raise feeder.error
-        except ClientTimeout:
+        except BaseException as error:
             handle.detach()
+            # Nobody feeds or reads it any more; only what is not its own failure leaves it running.
+            has_failed = isinstance(error, ClientError) and not isinstance(error, ClientTimeout)
+            if has_failed and handle.created and self.is_open:
+                with contextlib.suppress(ClientError):
+                    handle.cancel(wait=False)
             raise
         assert handle.exit is not None
         return Completed(
@@ -324,13 +337,13 @@ class Client:
 
         Returns:
             What tells how far it is; `error` is why it stopped, but for a command that no
-            longer reads.
+            longer reads. The handle's output() raises that once.
         """
         feeder = StdinFeeder(handle.exec_id)
         if data:
             feeder.offer(data)
         feeder.end()
-        feed(self._router, feeder)
+        feed(self._router, feeder, self._link.later, handle.unfed)
         return feeder
 
     def call(

@@ -10,7 +10,6 @@ from runnerd.protocol.notes import GapNote, OutputNote
 
 from .asking import write_steps
 from .errors import ClientError
-from .feeding import StdinFeeder
 from .following import Following
 from .link import deadline
 from .steps import drive
@@ -73,6 +72,7 @@ class Exec(Following):
             ClientTimeout: If no record came in time; iterating may go on with a new output().
             OutputOverflow: If too much waited here while others were read, with no window.
             StreamLost: If the connection was lost before the exit, and none came in its place.
+            Interrupted: If an earlier call was interrupted, and may have lost a record by it.
             RemoteError: If the rest of the output is gone, with the exit in its data.
         """
         while True:
@@ -131,6 +131,10 @@ class Exec(Following):
     def write(self, data: bytes, *, eof: bool = False, timeout_s: float | None = None) -> int:
         """Feed the command's stdin, waiting for room as a pipe does.
 
+        Interrupted (KeyboardInterrupt, what a signal handler raises), some of it, all or nothing
+        was taken, and no further write is made through this handle: its place in the stream is
+        not known.
+
         Args:
             data: The bytes.
             eof: Close stdin after them.
@@ -142,17 +146,13 @@ class Exec(Following):
         Raises:
             RemoteError: stdin_closed if the command no longer reads, exec_ended if it exited.
             ClientTimeout: If there was no room for all of it in time; what was taken, was.
+            ClientError: If an earlier write was interrupted.
         """
+        self._check_stdin()
         if self._stdin_bytes is None:
             self._stdin_bytes = self.inspect().stdin_accepted_bytes or 0
-        feeder = StdinFeeder(self.exec_id, self._stdin_bytes)
-        feeder.offer(data)
-        if eof:
-            feeder.end()
-        try:
+        with self._writing(data, eof=eof) as feeder:
             return drive(self._client, write_steps(feeder, timeout_s))
-        finally:
-            self._stdin_bytes = feeder.accepted_bytes
 
     def close_stdin(self) -> None:
         """Close the command's stdin after what was written."""

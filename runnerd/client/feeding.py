@@ -11,6 +11,8 @@ from typing import TYPE_CHECKING, Final
 
 from runnerd.protocol.requests import ExecWrite
 
+from .errors import RemoteError
+
 if TYPE_CHECKING:
     from runnerd.protocol.answers import WriteAnswer
 
@@ -23,6 +25,9 @@ WRITE_BYTES_MAX: Final = 256 * 1024
 # How long one write may wait for room before the daemon answers with what it took. It only
 # bounds how long a request stays open; the next write goes on from there.
 ROOM_WAIT_S: Final = 60.0
+
+# Where a `busy` does not say when to repeat it.
+_PAUSE_S: Final = 1.0
 
 _READER_GONE: Final = frozenset({"stdin_closed", "exec_ended", "exec_evicted", "exec_settled"})
 
@@ -37,6 +42,7 @@ class StdinFeeder:
     Attributes:
         accepted_bytes: Bytes the daemon has taken over the exec's whole life.
         is_over: Whether nothing more can or need be written.
+        pause_s: How long to wait before resume(), in seconds, where the daemon was busy.
         error: Why a write failed, but for a command that no longer reads.
     """
 
@@ -44,6 +50,7 @@ class StdinFeeder:
         self.exec_id = exec_id
         self.accepted_bytes = offset
         self.is_over = False
+        self.pause_s: float | None = None
         self.error: ClientError | None = None
         self._waiting = memoryview(b"")
         self._at_eof = False
@@ -74,7 +81,8 @@ class StdinFeeder:
         Args:
             wait_s: How long it may wait for room, in seconds, where less than ROOM_WAIT_S.
         """
-        if self.is_over or self._in_flight or not (self._waiting or self._at_eof):
+        is_held = self.is_over or self._in_flight or self.pause_s is not None
+        if is_held or not (self._waiting or self._at_eof):
             return None
         piece = self._waiting[:WRITE_BYTES_MAX]
         self._in_flight = True
@@ -95,8 +103,23 @@ class StdinFeeder:
         self.is_over = self._at_eof and not self._waiting
 
     def failed(self, error: ClientError) -> None:
-        """Take a write's failure: feeding is over, as it is for a writer into a broken pipe."""
+        """Take a write's failure.
+
+        A daemon that is busy is asked again, from the same offset, after a pause. With all else
+        feeding is over, as it is for a writer into a broken pipe.
+        """
         self._in_flight = False
+        if isinstance(error, RemoteError) and error.kind == "busy":
+            retry_after_s = error.data.retry_after_s
+            self.pause_s = _PAUSE_S if retry_after_s is None else retry_after_s
+            return
+        self._end(error)
+
+    def resume(self) -> None:
+        """Take that the pause has passed."""
+        self.pause_s = None
+
+    def _end(self, error: ClientError) -> None:
         self.is_over = True
         if error.kind not in _READER_GONE:
             self.error = error

@@ -6,6 +6,7 @@ No I/O: both clients' Exec handles are this with a way to wait.
 from __future__ import annotations
 
 from collections import deque
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Final
 
 import msgspec
@@ -15,9 +16,12 @@ from runnerd.protocol.exits import Exit
 from runnerd.protocol.notes import ClosedNote, ExitedNote, GapNote, OutputNote, SupersededNote
 
 from .errors import ClientError, ExitPassed, OutputOverflow, Superseded
+from .feeding import StdinFeeder
 from .pending import QUEUE_BYTES_MAX, Unfollowed
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
+
     from runnerd.protocol.answers import AttachAnswer
     from runnerd.protocol.exits import Closed
 
@@ -81,8 +85,10 @@ class Following:
         self._queue: deque[OutputNote | GapNote] = deque()
         self._queued_bytes = 0
         self._broken: ClientError | None = None
+        self._unfed: ClientError | None = None
         self._has_exited = False
         self._stdin_bytes = 0 if self.created else None
+        self._is_stdin_torn = False
         if self._subscription is not None:
             router.follow(self._subscription, self.receive)
 
@@ -114,6 +120,10 @@ class Following:
                 self.detach()
                 self._break(OutputOverflow(self.exec_id, record_seq(record), QUEUE_BYTES_MAX))
 
+    def unfed(self, error: ClientError) -> None:
+        """Take why feed() ended early; called by the client. The next output() raises it, once."""
+        self._unfed = error
+
     def _break(self, error: ClientError) -> None:
         self._subscription = None
         if not self._has_exited:
@@ -134,7 +144,8 @@ class Following:
 
     @property
     def _has_news(self) -> bool:
-        return bool(self._queue) or self._is_complete or self._broken is not None
+        has_failed = self._broken is not None or self._unfed is not None
+        return bool(self._queue) or self._is_complete or has_failed
 
     def _check(self) -> None:
         """Raise why no more output comes, once all that came was taken.
@@ -144,16 +155,49 @@ class Following:
             Superseded: If a newer reader of the same name took over.
             RemoteError: If the subscription could not be resumed; with the exit in its data,
                 where it is known.
-            ClientError: If there is no subscription.
+            ClientError: If there is no subscription; once, why feed() ended early.
         """
         if self._queue or self._is_complete:
             return
+        if self._unfed is not None:
+            error, self._unfed = self._unfed, None
+            raise error
         if self._broken is not None:
             raise self._broken
         if self._subscription is None:
             raise ClientError(
                 f"'{self.exec_id}' is not attached", hint="use client.attach(exec_id)"
             )
+
+    def _check_stdin(self) -> None:
+        """Refuse to write behind a write of which nobody knows how far it got.
+
+        Raises:
+            ClientError: If an earlier one was broken off by what is no answer to it.
+        """
+        if self._is_stdin_torn:
+            raise ClientError(
+                f"an earlier write to '{self.exec_id}' was broken off half-way",
+                hint="inspect() has stdin_accepted_bytes; a new attach() can go on",
+            )
+
+    @contextmanager
+    def _writing(self, data: bytes, *, eof: bool) -> Iterator[StdinFeeder]:
+        """Give what feeds the next bytes of stdin, and keep how far it came."""
+        assert self._stdin_bytes is not None
+        feeder = StdinFeeder(self.exec_id, self._stdin_bytes)
+        feeder.offer(data)
+        if eof:
+            feeder.end()
+        self._is_stdin_torn = True
+        try:
+            yield feeder
+        except ClientError:
+            self._is_stdin_torn = False
+            raise
+        finally:
+            self._stdin_bytes = feeder.accepted_bytes
+        self._is_stdin_torn = False
 
     def _pop(self) -> OutputNote | GapNote | None:
         if not self._queue:

@@ -14,7 +14,7 @@ from runnerd.protocol.events import EventsAnswer
 from runnerd.protocol.notes import ClosedNote, OutputNote, StoppingNote, SupersededNote
 
 from .conversation import Conversation, Occurrence
-from .errors import ClientError, OutputOverflow
+from .errors import ClientError, Interrupted, OutputOverflow
 from .pending import QUEUE_BYTES_MAX, Unfollowed
 from .session import Answer, Failure, SubscriptionNote
 
@@ -27,6 +27,8 @@ if TYPE_CHECKING:
 
     Record = SubscriptionNote | Unfollowed
     Reply = Answer | Failure
+    Later = Callable[[float, Callable[[], None]], None]
+    Failed = Callable[[ClientError], None]
 
 
 class Router:
@@ -48,6 +50,7 @@ class Router:
         self._followers: dict[int, Callable[[Record], None]] = {}
         self._detached: set[int] = set()
         self._events_bytes = 0
+        self._overflow: OutputOverflow | None = None
 
     def request(
         self, method: str, params: Params, taker: Callable[[Reply], None] | None = None
@@ -94,11 +97,25 @@ class Router:
             self._flush()
 
     def hand_out(self, events: list[Occurrence]) -> None:
-        """Give each event to whom it belongs."""
+        """Give each event to whom it belongs.
+
+        Raises:
+            OutputOverflow: If too much output waits in `events`; all of these were handed out. One
+                exec is detached at a time, so that each is said.
+        """
         # Records of one detached on the way may stand among the rest of these, and only of these.
         self._detached.clear()
         for event in events:
             self._hand_out(event)
+        overflow, self._overflow = self._overflow, None
+        if overflow is not None:
+            raise overflow
+
+    def break_off(self) -> None:
+        """End every subscription, and tell so: what came for it may not all have been told."""
+        for number, exec_id in self.conversation.subscriptions.items():
+            self._hand_out(Unfollowed(number, exec_id, Interrupted()))
+            self.detach(number)
 
     def _hand_out(self, event: Occurrence) -> None:
         if isinstance(event, (Answer, Failure)):
@@ -121,9 +138,9 @@ class Router:
         self.events.append(event)
         if isinstance(event, OutputNote):
             self._events_bytes += len(event.data)
-            if self._events_bytes > QUEUE_BYTES_MAX:
+            if self._events_bytes > QUEUE_BYTES_MAX and self._overflow is None:
                 self.detach(event.subscription)
-                raise OutputOverflow(event.exec_id, event.seq, QUEUE_BYTES_MAX)
+                self._overflow = OutputOverflow(event.exec_id, event.seq, QUEUE_BYTES_MAX)
 
     def take_events(self) -> list[Occurrence]:
         """Return and forget what nobody in particular asked for."""
@@ -146,15 +163,31 @@ class Router:
             self.detach(result.subscription)
 
 
-def feed(router: Router, feeder: StdinFeeder) -> None:
-    """Send a feeder's next write, and after each answer the next, while anything moves it on."""
+def feed(router: Router, feeder: StdinFeeder, later: Later, failed: Failed) -> None:
+    """Send a feeder's next write, and after each answer the next, while anything moves it on.
+
+    Args:
+        router: Whereby.
+        feeder: The source's side.
+        later: Calls a function once so many seconds have passed.
+        failed: Told why feeding ended early, but for a command that no longer reads.
+    """
 
     def taken(reply: Reply) -> None:
         if isinstance(reply, Failure):
             feeder.failed(reply.error)
         elif isinstance(reply.result, WriteAnswer):
             feeder.answered(reply.result)
-        feed(router, feeder)
+        if feeder.error is not None:
+            failed(feeder.error)
+        elif feeder.pause_s is not None:
+            later(feeder.pause_s, resume)
+        else:
+            feed(router, feeder, later, failed)
+
+    def resume() -> None:
+        feeder.resume()
+        feed(router, feeder, later, failed)
 
     write = feeder.next_write()
     if write is not None and router.conversation.end is None:

@@ -19,9 +19,14 @@ import msgspec
 
 from runnerd.protocol.answers import ANSWERS, AttachAnswer, StartAnswer
 from runnerd.protocol.codec import Codec
-from runnerd.protocol.errors import invalid
+from runnerd.protocol.errors import RequestError, invalid
 from runnerd.protocol.events import EventNote, EventsAnswer
-from runnerd.protocol.framing import Encoding, FrameSplitter, FramingError
+from runnerd.protocol.framing import (
+    Encoding,
+    FrameSplitter,
+    FramingError,
+    beside_payload_bytes,
+)
 from runnerd.protocol.notes import (
     NOTIFICATIONS,
     ClosedNote,
@@ -40,6 +45,7 @@ from .subscription import EventChecks, Subscription
 if TYPE_CHECKING:
     from runnerd.protocol.codec import Incoming
     from runnerd.protocol.fields import Params
+    from runnerd.protocol.requests import Attach
 
 # An answer may be larger than any request the daemon takes: a list of a thousand execs, each
 # with its argv. The bound is only there so that a stray length cannot ask for gigabytes.
@@ -92,6 +98,7 @@ class Session:
     Attributes:
         subscriptions: Open subscriptions by their number.
         watches: Open subscriptions to events by theirs.
+        frame_bytes_max: The largest payload the daemon takes; None = it has not said so yet.
     """
 
     def __init__(
@@ -100,6 +107,7 @@ class Session:
         *,
         answer_bytes_max: int = ANSWER_BYTES_MAX,
     ) -> None:
+        self._encoding = encoding
         self._codec = Codec(encoding)
         self._splitter = FrameSplitter(answer_bytes_max, encoding)
         self._last_id = 0
@@ -108,6 +116,7 @@ class Session:
         self._detached: set[int] = set()
         self.subscriptions: dict[int, Subscription] = {}
         self.watches: dict[int, EventChecks] = {}
+        self.frame_bytes_max: int | None = None
 
     @property
     def unanswered(self) -> dict[int, str]:
@@ -129,7 +138,8 @@ class Session:
             Its id, and the framed bytes to send.
 
         Raises:
-            RemoteError: If a text in it is no UTF-8, as the daemon would refuse it.
+            RemoteError: If a text in it is no UTF-8, or a number has more than 64 bits, as the
+                daemon would refuse it.
         """
         assert type(params) is METHODS[method], f"{method} takes {METHODS[method].__name__}"
         request_id = self._last_id + 1
@@ -138,6 +148,10 @@ class Session:
         except UnicodeEncodeError as error:
             text = f"'{ascii(error.object)[1:-1]}' is not valid UTF-8 text"
             raise RemoteError.before_sending(invalid("params", text)) from error
+        except OverflowError as error:
+            text = "a number has more than 64 bits"
+            raise RemoteError.before_sending(invalid("params", text)) from error
+        self._check_size(method, framed)
         self._last_id = request_id
         self._unanswered[request_id] = method, params
         if resumes is not None:
@@ -148,6 +162,13 @@ class Session:
             self.subscriptions.pop(params.subscription, None)
             self.watches.pop(params.subscription, None)
         return request_id, bytes(framed)
+
+    def _check_size(self, method: str, framed: bytes | bytearray) -> None:
+        most = self.frame_bytes_max
+        size = len(framed) - beside_payload_bytes(self._encoding)
+        if most is not None and size > most:
+            text = f"{method} makes a frame of {size} bytes; the most is {most}"
+            raise RemoteError.before_sending(RequestError("frame_too_large", text))
 
     def ack(self, subscription: int, seq: int) -> bytes:
         """Make the one notification a client sends: output up to `seq` has been taken."""
@@ -235,13 +256,7 @@ class Session:
             if params.attach is None or result.subscription is None:
                 return None
             number = result.subscription
-            opened = Subscription(
-                result.exec_id,
-                params.attach.streams,
-                after_seq=0,
-                from_start=True,
-                hashes=params.sha256,
-            )
+            opened = checks_of_start(result.exec_id, params, params.attach)
         elif isinstance(params, ExecAttach) and isinstance(result, AttachAnswer):
             number = result.subscription
             opened = resumes or Subscription(
@@ -283,3 +298,8 @@ class Session:
                 subscription.closed(note)
             del self.subscriptions[note.subscription]
         return note
+
+
+def checks_of_start(exec_id: str, start: ExecStart, attach: Attach) -> Subscription:
+    """Return the checks of a subscription that begins with its exec."""
+    return Subscription(exec_id, attach.streams, after_seq=0, from_start=True, hashes=start.sha256)

@@ -61,23 +61,29 @@ class TailBudget:
     def remove(self, transcript: Transcript) -> None:
         """Its exec is forgotten: all of it goes but what a waiting reader is still owed.
 
-        That is counted until the reader has taken it, or is waited for no more: else forgetting
-        what nobody reads would fill the memory without anybody noticing.
+        That is counted, and keeps its slots on the disk, until the reader has taken it or is
+        waited for no more: else forgetting what nobody reads would fill both without anybody
+        noticing.
         """
         self._live.pop(transcript, None)
         self._finished.pop(transcript, None)
         self._moving_bytes -= self._moving.pop(transcript, 0)
         self.wanting.pop(transcript, None)
-        transcript.remove()
         self._owed[transcript] = None
-        self._free_owed()
+        self._free_owed(transcript)
         self._share()
 
-    def _free_owed(self) -> None:
-        for transcript in list(self._owed):
-            self.used_bytes -= transcript.trim(0)
-            if not transcript.cost:
-                del self._owed[transcript]
+    def read_on(self, transcript: Transcript) -> None:
+        """A reader of it got further, or left: more of it may be written, or let go of."""
+        if transcript in self._owed:
+            self._free_owed(transcript)
+        else:
+            self.want(transcript)
+
+    def _free_owed(self, transcript: Transcript) -> None:
+        self.used_bytes -= transcript.forget()
+        if not transcript.cost and not transcript.slot_count:
+            del self._owed[transcript]
 
     def grew(self, transcript: Transcript, cost: int) -> None:
         """A live transcript took a record; drop what no longer fits, there and elsewhere."""
@@ -86,15 +92,24 @@ class TailBudget:
             self.used_bytes -= transcript.trim(self.tail_bytes)
         self.want(transcript)
         self._move_out()
-        if self.used_bytes > self._bounds.transcript_total_bytes_max:
+        if self.is_over:
             self.relieve()
         if transcript.spool.is_on and self._lags(transcript):
             transcript.lag(self.tail_bytes)
+            self.want(transcript)  # what was on its way is not any more
+
+    @property
+    def is_over(self) -> bool:
+        """Whether more is used than the total: what is waited for, and not written yet."""
+        return self.used_bytes > self._bounds.transcript_total_bytes_max
 
     def _lags(self, transcript: Transcript) -> bool:
-        total = self._bounds.transcript_total_bytes_max
-        return transcript.cost > self.tail_bytes and (
-            transcript.cost > total // 2 or self.used_bytes > total
+        # Of what is waited for nothing could be let go: its command waits instead (may_grow).
+        half = self._bounds.transcript_total_bytes_max // 2
+        return (
+            transcript.cost > self.tail_bytes
+            and (transcript.cost > half or self.is_over)
+            and transcript.free_cost > self.tail_bytes
         )
 
     def want(self, transcript: Transcript) -> None:
@@ -139,9 +154,10 @@ class TailBudget:
 
     def relieve(self) -> None:
         """Drop what is over the total: finished tails, then live ones down to their share."""
-        self._free_owed()
+        for transcript in list(self._owed):
+            self._free_owed(transcript)
         for transcript in [*self._moving, *self._finished]:
-            if self.used_bytes <= self._bounds.transcript_total_bytes_max:
+            if not self.is_over:
                 return
             self.used_bytes -= transcript.evict()
             if transcript in self._moving:
@@ -149,7 +165,7 @@ class TailBudget:
             elif not transcript.cost:
                 del self._finished[transcript]
         for transcript in self._live:
-            if self.used_bytes <= self._bounds.transcript_total_bytes_max:
+            if not self.is_over:
                 return
             self.used_bytes -= transcript.trim(self.tail_bytes)
             self.want(transcript)

@@ -201,6 +201,11 @@ class Exec:
         return self.state in LIVE
 
     @property
+    def is_evicted(self) -> bool:
+        """Whether there is nothing to be read of it: of a live one more may come at any time."""
+        return not self.is_live and self.transcript.state == "evicted"
+
+    @property
     def has_exited(self) -> bool:
         """Whether its exit has been published."""
         return self.exit is not None

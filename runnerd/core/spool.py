@@ -171,10 +171,13 @@ class Spool:
         if self._slots is not None:
             self._slots.finish(holder)
 
-    def remove(self, holder: Holder) -> None:
-        """Let go of everything."""
-        self.drop_all()
+    def end(self) -> None:
+        """Its exec is forgotten: nothing more is written."""
         self.state = "off" if self._slots is None else "degraded"
+        self.cancel()
+
+    def remove(self, holder: Holder) -> None:
+        """It has no slots any more and wants none."""
         if self._slots is not None:
             self._slots.remove(holder)
 

@@ -186,9 +186,18 @@ class Transcript:
         spool = self.spool
         if spool.is_on:
             unwritten = self.end_cost - max(spool.end_cost, self.cost_up_to(taken_seq))
-            return unwritten + cost <= pending_bytes(tail_bytes) and spool.has_room_after(taken_seq)
+            most = tail_bytes if self._budget.is_over else pending_bytes(tail_bytes)
+            fits = not unwritten or unwritten + cost <= most
+            return fits and spool.has_room_after(taken_seq)
         on_disk = bool(spool.blocks) and spool.last_seq > taken_seq
         return not on_disk and self.fits_tail(taken_seq, cost, tail_bytes)
+
+    @property
+    def free_cost(self) -> int:
+        """What is in memory and nobody is waited for costs this many bytes."""
+        if self.protected_seq is None:
+            return self.cost
+        return self.cost_up_to(self.protected_seq) - self.start_cost
 
     def fits_tail(self, taken_seq: int, cost: int, tail_bytes: int) -> bool:
         """Say whether memory's tail can hold everything after `taken_seq` and a record more."""
@@ -372,10 +381,18 @@ class Transcript:
             spool.last_seq, spool.end_cost = self.mem_first_seq - 1, self.start_cost
             spool.end_offsets = (self._mem_offsets[0], self._mem_offsets[1])
 
-    def remove(self) -> None:
-        """Its exec is forgotten."""
-        self.spool.remove(self)
-        self._reckon()
+    def forget(self) -> int:
+        """Its exec is forgotten: let go of all but what somebody is waited for; again at any time.
+
+        Returns:
+            The cost freed.
+        """
+        self.spool.end()
+        self.drop_blocks()
+        freed = self.trim(0)
+        if not self.slot_count:
+            self.spool.remove(self)
+        return freed
 
 
 def pending_bytes(tail_bytes: int) -> int:

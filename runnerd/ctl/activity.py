@@ -6,7 +6,8 @@ from typing import TYPE_CHECKING, Final
 
 from runnerd.client.blocking import connect
 
-from .printing import duration, plain, print_json
+from .endings import plain
+from .printing import duration, print_json
 from .reaching import where
 
 if TYPE_CHECKING:

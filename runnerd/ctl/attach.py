@@ -91,14 +91,18 @@ def _on_terminal(options: argparse.Namespace, client: Client) -> tuple[Passer, E
     if options.interactive:
         need_terminal("the exec is untouched")
     exec_id: str = options.exec_id
-    if client.inspect(exec_id).pty is None:
+    info = client.inspect(exec_id)
+    if info.pty is None:
         raise ClientError(
             f"'{exec_id}' has no terminal",
             preserved="the exec is untouched",
             hint="leave out -t to follow its output",
         )
     keys = detach_keys(options.detach_keys) if options.interactive else None
-    passer = TerminalPasser(client, owns=False, keys=keys, attached_to=exec_id)
+    typed_bytes = info.stdin_accepted_bytes or 0
+    passer = TerminalPasser(
+        client, owns=False, keys=keys, attached_to=exec_id, typed_bytes=typed_bytes
+    )
     if options.tail or options.after:
         return passer, ExecAttach(exec_id=exec_id, after="tail" if options.tail else options.after)
     return passer, ExecAttach(exec_id=exec_id, after="tail", tail_bytes=RECENT_BYTES)

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Final
 
 from runnerd.client.blocking import connect
 
+from .endings import plain
 from .printing import print_json
 from .ps import short_exit
 from .reaching import where
@@ -82,7 +83,7 @@ def _receipt_lines(receipt: Receipt) -> Iterator[str]:
         yield f"  KILL to {_processes(receipt.killed_total)}: {pids}{more}"
     for each in receipt.survivors:
         why = {"D": "in uninterruptible sleep", "user": "another user's"}.get(each.reason, "")
-        name = f" ({each.command})" if each.command else ""
+        name = f" ({plain(each.command)})" if each.command else ""
         yield f"  left: {each.pid}{name} {why}".rstrip()
 
 

@@ -27,6 +27,7 @@ CANNOT_EXECUTE: Final = 126
 NOT_FOUND: Final = 127
 SIGNAL_BASE: Final = 128
 SIGKILL: Final = 9
+INTERRUPTED: Final = SIGNAL_BASE + 2  # SIGINT
 
 _ENDED_BY: Final = {
     "cancelled": "ended by a cancel",
@@ -75,6 +76,11 @@ def ending(exit: Exit) -> str | None:
     return None
 
 
+def plain(text: str) -> str:
+    """Make text of others fit for a terminal: nothing in it moves the cursor or asks anything."""
+    return "".join(char if char.isprintable() else repr(char)[1:-1] for char in text)
+
+
 def say(text: str) -> None:
     """Print one line on standard error, as runnerctl's own words."""
     say_bare(f"runnerctl: {text}")
@@ -90,7 +96,7 @@ def say_bare(line: str) -> None:
     if sys.stderr is None:  # print would take standard output instead
         return
     try:
-        print(line, file=sys.stderr, flush=True)
+        print(plain(line), file=sys.stderr, flush=True)
     except OSError:
         # Nobody reads it. The exit code still tells.
         sys.stderr = None  # else its flush at exit fails once more

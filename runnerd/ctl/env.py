@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Final
 from runnerd.client.blocking import connect
 from runnerd.client.errors import ClientError
 
+from .endings import plain
 from .reaching import where
 
 if TYPE_CHECKING:
@@ -44,9 +45,9 @@ def main(options: argparse.Namespace) -> int:
             return 0
         info = client.info()
     for name in info.env_set:
-        print(name)
+        print(plain(name))
     for name in info.env_unset:
-        print(f"{name} (unset)")
+        print(f"{plain(name)} (unset)")
     return 0
 
 

@@ -11,7 +11,8 @@ import msgspec
 from runnerd.client.blocking import connect
 from runnerd.client.errors import StreamLost
 
-from .endings import say
+from .endings import plain, say
+from .printing import json_text
 from .reaching import where
 
 if TYPE_CHECKING:
@@ -57,7 +58,7 @@ def main(options: argparse.Namespace) -> int:
 def _json(event: EventNote) -> str:
     told = msgspec.to_builtins(event)
     del told["subscription"]
-    return msgspec.json.encode(told).decode() + "\n"
+    return json_text(told) + "\n"
 
 
 def line(event: EventNote) -> str:
@@ -65,5 +66,4 @@ def line(event: EventNote) -> str:
     clock = time.strftime("%H:%M:%S", time.localtime(event.at))
     told = msgspec.to_builtins(event)
     parts = (f"{name}={value}" for name, value in told.items() if name not in _ALWAYS)
-    text = "".join(char if char.isprintable() else "?" for char in " ".join(parts))
-    return f"{clock}  {event.kind:<16}{text}".rstrip() + "\n"
+    return f"{clock}  {plain(event.kind):<16}{plain(' '.join(parts))}".rstrip() + "\n"

@@ -10,6 +10,8 @@ import msgspec
 from runnerd.client.blocking import connect
 from runnerd.client.errors import ClientError, RemoteError
 
+from .endings import plain
+from .printing import json_text
 from .reaching import where
 
 if TYPE_CHECKING:
@@ -59,11 +61,11 @@ class Report(msgspec.Struct, kw_only=True):
     def line(self) -> str:
         """Say it in one line."""
         if self.error is not None:
-            return f"{'busy' if self.live else 'unreachable'}: {self.error}"
+            return plain(f"{'busy' if self.live else 'unreachable'}: {self.error}")
         word = "ready" if self.state == "serving" else str(self.state)
         if self.degraded:
             word += ", degraded: " + "; ".join(each.message for each in self.degraded)
-        return " ".join(word.split())
+        return plain(" ".join(word.split()))
 
 
 def arguments(parser: argparse.ArgumentParser) -> None:
@@ -103,7 +105,7 @@ def main(options: argparse.Namespace) -> int:
         if report.ready or options.wait is None or left_s <= 0:
             break
         time.sleep(min(_PAUSE_S, left_s))
-    print(msgspec.json.encode(report).decode() if options.json else report.line())
+    print(json_text(report) if options.json else report.line())
     needs_ready = options.ready or options.wait is not None
     is_well = report.ready if needs_ready else report.live and report.state != "stopping"
     return 0 if is_well else UNHEALTHY

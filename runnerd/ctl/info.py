@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Final
 from runnerd.client.blocking import connect
 
 from .claim import owner_words
+from .endings import plain
 from .printing import duration, print_json, size, table
 from .reaching import where
 
@@ -62,4 +63,5 @@ def summary(info: DaemonInfo) -> str:
         ("failures", f"{info.stray_failures} survived"),
     ]
     warnings = dict.fromkeys([*info.warnings, *order.warnings])
-    return "\n".join([table(rows), *(f"warning: {each}" for each in warnings)])
+    shown = [(name, plain(text)) for name, text in rows]
+    return "\n".join([table(shown), *(plain(f"warning: {each}") for each in warnings)])

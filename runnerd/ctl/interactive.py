@@ -3,15 +3,13 @@
 With -i our own terminal is raw and every key goes to the command, but for the keys that detach.
 The size follows ours. TERM and HUP are then no signals for the command: they end the person's
 line to it. What `run` has started is sent HUP, as by a terminal that is closed; what `attach` has
-come to goes on. Either way our terminal is put back first.
+come to goes on. Either way our terminal is put back first. Before a start's answer there is nothing
+to send HUP to: it is waited for, until a second such signal or the third Ctrl-C.
 
 A lost connection is a bell and no line, which would tear the screen: the bytes shown go on where
 they stopped, keys pressed meanwhile wait, and so does a new size. Keys that were on their way at
 that moment may have arrived or not. They are not sent again, since a doubled key can do more harm
 than a missing one, and it is said once the terminal is an ordinary one again.
-
-Keys are appended, without an offset: two people may type into one terminal, and a program that
-does not read must not keep the detach keys from being seen.
 """
 
 from __future__ import annotations
@@ -21,15 +19,15 @@ import os
 import signal
 from typing import TYPE_CHECKING, Final
 
-from runnerd.client.errors import Ambiguous, ClientError
-from runnerd.client.feeding import ROOM_WAIT_S, WRITE_BYTES_MAX, StdinFeeder
+from runnerd.client.errors import ClientError
 from runnerd.protocol.answers import AttachAnswer, StartAnswer
 from runnerd.protocol.notes import ExitedNote
-from runnerd.protocol.requests import ExecDetach, ExecResize, ExecSignal, ExecStart, ExecWrite
+from runnerd.protocol.requests import ExecDetach, ExecResize, ExecSignal, ExecStart
 
 from .detaching import DetachScanner
-from .endings import SIGNAL_BASE, say, say_bare, say_reconnecting
-from .passing import Passer
+from .endings import SIGNAL_BASE, say, say_bare, say_hint, say_reconnecting
+from .keys import KeyFeeder
+from .passing import PASSED_SIGNALS, Passer
 from .screen import Modes, without_queries
 from .streams import write_all
 from .terminal import RawTerminal, local_size
@@ -40,15 +38,26 @@ if TYPE_CHECKING:
     from runnerd.client.blocking import Client
     from runnerd.client.conversation import Occurrence
     from runnerd.client.errors import StreamLost
+    from runnerd.client.feeding import StdinFeeder
     from runnerd.client.session import Answer, Failure
-    from runnerd.protocol.answers import WriteAnswer
     from runnerd.protocol.fields import Params
     from runnerd.protocol.notes import OutputNote
 
 RECENT_BYTES: Final = 64 * 1024
-_KEYS_WAITING_MAX: Final = 1024 * 1024
 _READ_BYTES: Final = 64 * 1024
-_HANGING_UP: Final = (signal.SIGTERM, signal.SIGHUP)
+_HANGING_UP: Final = (
+    signal.SIGTERM,
+    signal.SIGHUP,
+    # None of these is for a command, but each would end us by its default, and our terminal raw.
+    signal.SIGALRM,
+    signal.SIGVTALRM,
+    signal.SIGPROF,
+    signal.SIGXCPU,
+    signal.SIGIO,
+    signal.SIGPWR,
+    signal.SIGSTKFLT,
+    *range(signal.SIGRTMIN, signal.SIGRTMAX + 1),
+)
 
 
 class _Leaving(Exception):  # noqa: N818 - no error
@@ -59,54 +68,6 @@ class _Leaving(Exception):  # noqa: N818 - no error
         self.code = code
 
 
-class KeyFeeder(StdinFeeder):
-    """Feeds what is typed, in the order typed.
-
-    Attributes:
-        doubtful_bytes: Keys of which nobody knows whether they arrived.
-    """
-
-    doubtful_bytes = 0
-    _in_flight_bytes = 0
-
-    @property
-    def wants_data(self) -> bool:
-        """Whether offer() may be called: always, unless somebody pastes more than can wait."""
-        return not self.is_over and len(self._waiting) < _KEYS_WAITING_MAX
-
-    def offer(self, data: bytes | memoryview) -> None:
-        """Take the keys pressed next."""
-        self._waiting = memoryview(bytes(self._waiting) + bytes(data))
-
-    def next_write(self, wait_s: float | None = None) -> ExecWrite | None:
-        """Return the next request to send, or None while one is under way or nothing waits."""
-        if self.is_over or self._in_flight or not self._waiting:
-            return None
-        piece = bytes(self._waiting[:WRITE_BYTES_MAX])
-        self._in_flight, self._in_flight_bytes = True, len(piece)
-        return ExecWrite(exec_id=self.exec_id, data=piece, wait_s=wait_s or ROOM_WAIT_S)
-
-    def answered(self, answer: WriteAnswer) -> None:
-        """Take a write's answer. What others wrote counts in it too, so it says only that."""
-        self.accepted_bytes = answer.accepted_bytes
-        self._waiting = self._waiting[self._in_flight_bytes :]
-        self._in_flight = False
-
-    def failed(self, error: ClientError) -> None:
-        """Take a write's failure: feeding is over, but for one that only may have failed."""
-        if not isinstance(error, Ambiguous):
-            super().failed(error)
-            return
-        self.doubtful_bytes += self._in_flight_bytes
-        self._waiting = self._waiting[self._in_flight_bytes :]
-        self._in_flight = False
-
-    def rest(self) -> ExecWrite | None:
-        """Return what has not been sent yet, to be sent before leaving."""
-        piece = bytes(self._waiting[self._in_flight_bytes if self._in_flight else 0 :])
-        return ExecWrite(exec_id=self.exec_id, data=piece) if piece and not self.is_over else None
-
-
 class TerminalPasser(Passer):
     """Follows one exec that has a terminal, until its exit or until the person leaves it.
 
@@ -115,20 +76,33 @@ class TerminalPasser(Passer):
         owns: As for Passer.
         keys: The detach keys, as detach_keys returns them; None = no key is passed on (no -i).
         attached_to: The exec, for `attach`; its recent bytes are shown first, then it redraws.
+        typed_bytes: What others have typed into it.
     """
 
     def __init__(
-        self, client: Client, *, owns: bool, keys: bytes | None, attached_to: str | None = None
+        self,
+        client: Client,
+        *,
+        owns: bool,
+        keys: bytes | None,
+        attached_to: str | None = None,
+        typed_bytes: int = 0,
     ) -> None:
         super().__init__(client, owns=owns, feeds=keys is not None)
         self._scanner = DetachScanner(keys or b"")
         self._attached_to = attached_to
+        self._typed_bytes = typed_bytes
         self._subscription: int | None = None
         self._replay: bytearray | None = None
         self._replay_seq = 0
         self._modes = Modes()
         self._size: tuple[int, int] | None = None  # as the command's terminal was told last
+        self._must_redraw = False
+        self._is_in_line = False  # what the command showed last: what we say begins one of its own
+        self._start_id: str | None = None  # of what was asked for, answered or not
+        self._raw: RawTerminal | None = None
         self._hung_up_by: int | None = None
+        self._insists = False
         self._may_raise = False  # a signal's handler: not where the terminal would be left raw
 
     def follow(self, method: str, params: Params) -> int:
@@ -139,23 +113,36 @@ class TerminalPasser(Passer):
         """
         if isinstance(params, ExecStart) and params.pty is not None:
             self._size = (params.pty.rows, params.pty.cols)
-        raw: contextlib.AbstractContextManager[object] = contextlib.nullcontext()
+            params = self._client.prepared(params)
+            self._start_id = params.exec_id
         try:
             # Before our terminal is raw: none of them may end us there as it would by default.
             (self._catch_signals if self._owns else self._catch_hang_up)()
             signal.signal(signal.SIGWINCH, self._on_size_change)
-            if self._feeds:
-                raw = RawTerminal(self._send_signals_soon)
-            with raw:
+            self._raw = RawTerminal(self._on_continue) if self._feeds else None
+            with self._raw or contextlib.nullcontext():
                 code = self._follow(method, params)
+        except ClientError:
+            self._end_line()
+            raise
         except _Leaving as leaving:
+            self._end_line()
             self._say_doubtful()
-            if not leaving.code:
-                say_bare("")  # the command's last line is still open, most often
+            if self._exec_id is None and self._start_id is not None:
+                say("no answer to the start came: the command may run all the same, or run yet")
+                say_hint(f"to end it then: runnerctl cancel {self._start_id}")
+            elif not leaving.code:
                 say(f"detached; bring it back by: runnerctl attach -it {self._exec_id}")
+            elif self._owns and leaving.code == SIGNAL_BASE + signal.SIGINT:
+                say("left before the command's exit was told: it may run on")
+                say_hint(f"runnerctl inspect {self._exec_id}")
             return leaving.code
         self._say_doubtful()
         return code
+
+    def _end_line(self) -> None:
+        if self._raw is not None and self._is_in_line:
+            say_bare("")
 
     def _say_doubtful(self) -> None:
         if isinstance(self._feeder, KeyFeeder) and self._feeder.doubtful_bytes:
@@ -203,8 +190,10 @@ class TerminalPasser(Passer):
             self._replay, self._replay_seq = bytearray(), result.last_seq
             if result.after >= result.last_seq:
                 self._show_replay()
+        if self._raw is not None:
+            self._raw.pass_keys()
         if self._feeds and self._exec_id is not None:
-            self._feeder = KeyFeeder(self._exec_id)
+            self._feeder = KeyFeeder(self._exec_id, self._typed_bytes)
         self._send_signals()
 
     def _take_failure(self, failure: Failure) -> None:
@@ -213,6 +202,7 @@ class TerminalPasser(Passer):
 
     def _pass_output(self, note: OutputNote) -> None:
         self._modes.saw(note.data)
+        self._is_in_line = note.data[-1:] != b"\n"
         if self._replay is None:
             super()._pass_output(note)
             return
@@ -226,13 +216,8 @@ class TerminalPasser(Passer):
         shown, self._replay = without_queries(bytes(self._replay)), None
         with contextlib.suppress(OSError):
             write_all(1, shown)
-        size = local_size()
-        if size is not None and self._exec_id is not None and self._exit is None:
-            # The kernel tells nobody of a size like the one before: so another one first, and
-            # ours as soon as that is sent.
-            rows, cols = size
-            self._size = (rows, cols - 1 if cols > 1 else cols + 1)
-            self._resize(*self._size)
+        self._must_redraw = True
+        self._send_size()
 
     # Keys
 
@@ -266,7 +251,7 @@ class TerminalPasser(Passer):
         self._catch_hang_up()
 
     def _catch_hang_up(self) -> None:
-        for number in _HANGING_UP if self._owns else (*_HANGING_UP, signal.SIGINT):
+        for number in _HANGING_UP if self._owns else {*_HANGING_UP, *PASSED_SIGNALS}:
             if signal.getsignal(number) is not signal.SIG_IGN:
                 signal.signal(number, self._on_hang_up)
 
@@ -276,7 +261,13 @@ class TerminalPasser(Passer):
             signal.signal(signal.SIGINT, self._on_hang_up)  # the last one ends us, but tidily
 
     def _on_hang_up(self, number: int, _frame: FrameType | None) -> None:
+        # Of a start without an answer: Ctrl-C is the third then, all others the second.
+        self._insists = self._hung_up_by is not None or number == signal.SIGINT
         self._hung_up_by = number
+        self._send_signals_soon()
+
+    def _on_continue(self) -> None:
+        self._must_redraw = True  # over what was shown while we were stopped
         self._send_signals_soon()
 
     def _on_size_change(self, _number: int, _frame: FrameType | None) -> None:
@@ -290,8 +281,9 @@ class TerminalPasser(Passer):
         if not self._may_raise:  # as both sending and leaving do
             return
         super()._send_signals()
-        # What we are just starting is not left behind: its answer comes within seconds.
-        is_there = self._exec_id is not None or not self._owns
+        # What we are just starting is not left behind: its answer comes within seconds, but from
+        # a daemon that does not answer at all.
+        is_there = self._exec_id is not None or not self._owns or self._insists
         if self._hung_up_by is not None and is_there:
             self._may_raise = False
             number, self._hung_up_by = self._hung_up_by, None
@@ -308,7 +300,15 @@ class TerminalPasser(Passer):
 
     def _send_size(self) -> None:
         size = local_size()
-        if size is not None and size != self._size and self._replay is None:
+        if size is None or self._exec_id is None or self._replay is not None:
+            return
+        if self._must_redraw:
+            # The kernel tells nobody of a size like the one before: so another one first, and
+            # ours as soon as that is sent.
+            self._must_redraw = False
+            rows, cols = size
+            size = (rows, cols - 1 if cols > 1 else cols + 1)
+        if size != self._size:
             self._size = size
             self._resize(*size)
 

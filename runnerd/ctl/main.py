@@ -11,7 +11,7 @@ import os
 import sys
 from typing import TYPE_CHECKING, Final
 
-from .endings import REFUSED, error_code, say, say_error, say_hint
+from .endings import INTERRUPTED, REFUSED, error_code, say, say_error, say_hint
 from .streams import flush, open_standard_streams, output_lost
 
 if TYPE_CHECKING:
@@ -79,7 +79,8 @@ def build_parser(words: Sequence[str]) -> argparse.ArgumentParser:
     def formatter(prog: str) -> argparse.HelpFormatter:
         # argparse makes one for each argument it is told of, and to find the terminal's width
         # imports shutil with every compressor there is.
-        width = int(columns) if (columns := os.environ.get("COLUMNS", "")).isdigit() else 100
+        columns = os.environ.get("COLUMNS", "")
+        width = int(columns) if columns.isdecimal() and len(columns) < 5 else 100
         return argparse.RawDescriptionHelpFormatter(prog, width=max(width, 40) - 2)
 
     def fence(text: str) -> int | str:
@@ -166,7 +167,7 @@ def main(words: Sequence[str] | None = None) -> int:
         say_error(error)
         return error_code(error)
     except KeyboardInterrupt:
-        return 130  # 128 + SIGINT
+        return INTERRUPTED
     return code
 
 
@@ -180,6 +181,8 @@ def script() -> None:
         code = main()
     except SystemExit as ended:  # argparse: --help, or bad usage
         code = int(ended.code or 0)
+    except KeyboardInterrupt:  # before anything was asked of a daemon
+        code = INTERRUPTED
     except OSError as error:
         code = output_lost(error)
     code = flush(code)

@@ -76,6 +76,7 @@ class Passer:
         self._exec_id: str | None = None
         self._nonce: str | None = None
         self._feeder: StdinFeeder | None = None
+        self._resume_at_s: float | None = None
         self._exit: Exit | None = None
         self._is_in_client = False
         self._pending_signals: list[int] = []
@@ -123,7 +124,7 @@ class Passer:
         elif isinstance(event, SupersededNote):
             raise Superseded(event.exec_id, event.subscriber, event.generation)
         elif isinstance(event, Unfollowed):
-            raise event.error
+            self._wait_for_exit(event)
         elif isinstance(event, ExitedNote):
             self._exit = event.exit
         elif isinstance(event, ClosedNote) and self._exit is None:
@@ -140,8 +141,6 @@ class Passer:
             if self._feeds:
                 self._feeder = StdinFeeder(result.exec_id)
             self._send_signals()
-            if result.subscription is None:
-                self._wait_for_exit(result.exec_id)
         elif isinstance(result, Exit):
             self._exit = result
         elif isinstance(result, WriteAnswer) and self._feeder is not None:
@@ -149,12 +148,13 @@ class Passer:
         else:
             assert not isinstance(result, AttachAnswer) or not self._owns
 
-    def _wait_for_exit(self, exec_id: str) -> None:
-        # A start sent again after a loss is answered so where others took the room to read it
-        # meanwhile, or where its output is no longer kept. No exit is told without a reader.
-        say("none of the output can be shown: no room for one more reader, or it is not kept")
-        say(f"waiting for the exit; what is kept of the output: runnerctl logs {exec_id}")
-        self._send("exec.wait", ExecWait(exec_id=exec_id))
+    def _wait_for_exit(self, event: Unfollowed) -> None:
+        """Go on without the output: others have the room to read it, or it is no longer kept."""
+        if not self._owns:
+            raise event.error
+        say(f"no more of the output can be shown: {event.error.message}")
+        say(f"waiting for the exit; what is kept of the output: runnerctl logs {event.exec_id}")
+        self._send("exec.wait", ExecWait(exec_id=event.exec_id))
 
     def _take_failure(self, failure: Failure) -> None:
         if failure.method in ("exec.signal", "exec.cancel"):
@@ -163,6 +163,8 @@ class Passer:
                 say(failure.error.message)
         elif failure.method == "exec.write" and self._feeder is not None:
             self._feeder.failed(failure.error)
+            if self._feeder.pause_s is not None:
+                self._resume_at_s = time.monotonic() + self._feeder.pause_s
             if self._feeder.error is not None:
                 say(f"standard input is no longer passed on: {failure.error.message}")
         else:
@@ -204,7 +206,12 @@ class Passer:
     # Input
 
     def _feed(self) -> None:
-        if self._feeder is not None and (write := self._feeder.next_write()) is not None:
+        if self._feeder is None:
+            return
+        if self._resume_at_s is not None and time.monotonic() >= self._resume_at_s:
+            self._resume_at_s = None
+            self._feeder.resume()
+        if (write := self._feeder.next_write()) is not None:
             self._send("exec.write", write)
 
     def _read_stdin(self, feeder: StdinFeeder) -> None:
@@ -255,10 +262,10 @@ class Passer:
         wanted = select.POLLIN | (select.POLLOUT if self._client.unsent_bytes else 0)
         if self._client.fileno() >= 0:
             poll.register(self._client.fileno(), wanted)
-        wake_at_s = self._client.wake_at_s
+        wakes = [at_s for at_s in (self._client.wake_at_s, self._resume_at_s) if at_s is not None]
         wait_ms: int | None = None
-        if wake_at_s is not None:
-            wait_ms = max(0, int((wake_at_s - time.monotonic()) * 1000) + 1)
+        if wakes:
+            wait_ms = max(0, int((min(wakes) - time.monotonic()) * 1000) + 1)
         feeder = self._feeder
         if feeder is not None and feeder.wants_data:
             poll.register(0, select.POLLIN)

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import re
 import shlex
 import time
 from typing import TYPE_CHECKING, Final
 
 import msgspec
+
+from .endings import plain
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -18,11 +21,30 @@ _DAY_S: Final = 86400
 _KIB: Final = 1024
 _TEN: Final = 10
 _UNITS: Final = "BKMGT"
+_BEYOND_ASCII: Final = re.compile(r"[^\n -~]")
 
 
 def print_json(value: object) -> None:
     """Print one value as indented JSON."""
-    print(msgspec.json.format(msgspec.json.encode(value), indent=2).decode())
+    print(json_text(value, indent=2))
+
+
+def json_text(value: object, *, indent: int = -1) -> str:
+    """Write a value as JSON, in one line unless indented; what is unprintable is escaped in it.
+
+    JSON itself demands that of the first 32 characters alone, and U+009B too is how a terminal's
+    commands begin.
+    """
+    text = msgspec.json.format(msgspec.json.encode(value), indent=indent).decode()
+    return _BEYOND_ASCII.sub(_printable, text)
+
+
+def _printable(match: re.Match[str]) -> str:
+    char = match[0]
+    if char.isprintable():
+        return char
+    units = char.encode("utf-16-be").hex()
+    return "".join(f"\\u{units[at : at + 4]}" for at in range(0, len(units), 4))
 
 
 def table(rows: Sequence[Sequence[str]]) -> str:
@@ -34,11 +56,6 @@ def table(rows: Sequence[Sequence[str]]) -> str:
         for row in rows
     )
     return "\n".join(lines)
-
-
-def plain(text: str) -> str:
-    """Make text of others fit for a terminal: nothing in it moves the cursor or asks anything."""
-    return "".join(char if char.isprintable() else "?" for char in text)
 
 
 def moment(at: float) -> str:

@@ -134,9 +134,9 @@ def main(options: argparse.Namespace) -> int:
         if options.detach:
             answer = client.call("exec.start", params)
             if options.json:
-                import msgspec  # noqa: PLC0415
+                from .printing import json_text  # noqa: PLC0415
 
-                print(msgspec.json.encode(answer).decode())
+                print(json_text(answer))
             else:
                 print(getattr(answer, "exec_id", ""))
             return 0

@@ -31,6 +31,9 @@ def open_standard_streams() -> None:
             os.open(os.devnull, os.O_RDWR)
     if sys.stdout is None:
         sys.stdout = open(os.devnull, "w")  # noqa: PTH123, SIM115
+    # A path that is no UTF-8, a tree's lines in a locale without them: shown as standard error
+    # shows them, and no failure.
+    sys.stdout.reconfigure(errors="backslashreplace")  # type: ignore[union-attr]
     if sys.stderr is None:
         sys.stderr = open(os.devnull, "w")  # noqa: PTH123, SIM115
 

@@ -1,8 +1,8 @@
 """The terminal this runnerctl was started in: its size, and its raw mode, put back on every path.
 
-In raw mode every key goes to the command as it is (Ctrl-C too), and what the command prints is
-shown as it is: its own terminal has done all there is to do. Signals are no keys: TSTP puts the
-terminal back before this process stops, CONT makes it raw again.
+In raw mode every key goes to the command as it is (Ctrl-C too, once there is a command), and what
+the command prints is shown as it is: its own terminal has done all there is to do. Signals are no
+keys: TSTP puts the terminal back before this process stops, CONT makes it raw again.
 """
 
 from __future__ import annotations
@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from typing import Self
 
 _STREAMS: Final = (0, 1, 2)
+_LOCAL_FLAGS: Final = 3  # where tcgetattr(3) has them in its list
 
 
 def local_pty() -> Pty:
@@ -75,6 +76,7 @@ class RawTerminal:
 
     def __init__(self, on_continue: Callable[[], None]) -> None:
         self._on_continue = on_continue
+        self._passes_keys = False
         self._before = termios.tcgetattr(0)
 
     def __enter__(self) -> Self:
@@ -93,10 +95,19 @@ class RawTerminal:
         signal.signal(signal.SIGTSTP, signal.SIG_DFL)
         self.restore()
 
+    def pass_keys(self) -> None:
+        """Let every key through from now on: until then Ctrl-C and its like are signals for us."""
+        self._passes_keys = True
+        self._make_raw()
+
     def _make_raw(self) -> None:
         with contextlib.suppress(termios.error):  # it hung up, of which HUP and CONT tell together
             # Now, not TCSAFLUSH as is usual: keys pressed already are meant for the command.
             tty.setraw(0, termios.TCSANOW)
+            if not self._passes_keys:
+                mode = termios.tcgetattr(0)
+                mode[_LOCAL_FLAGS] |= termios.ISIG
+                termios.tcsetattr(0, termios.TCSANOW, mode)
         if sys.stderr is not None:
             sys.stderr.reconfigure(newline="\r\n")  # type: ignore[union-attr]
 
@@ -113,6 +124,8 @@ class RawTerminal:
         signal.signal(signal.SIGTSTP, signal.SIG_DFL)
         os.kill(os.getpid(), number)
         signal.signal(signal.SIGTSTP, self._stop)
+        # Nobody could continue an orphaned process group, so the kernel does not stop it either.
+        self._make_raw()
 
     def _continue(self, _number: int, _frame: FrameType | None) -> None:
         self._make_raw()

@@ -21,6 +21,7 @@ if TYPE_CHECKING:
 HEAD: Final = ("ID", "STATE", "AGE", "PROCS", "RSS", "CPU%", "OUTPUT", "COMMAND")
 HOME_AND_CLEAR: Final = "\x1b[H\x1b[J"  # ECMA-48: cursor to the corner, erase what is below it
 _INTERVAL_MIN_S: Final = 0.1
+_INTERVAL_MAX_S: Final = 86400.0
 
 EPILOG: Final = """\
 One row an exec that is live, the busiest first. CPU% is of one CPU, over the time since the row
@@ -49,8 +50,8 @@ def arguments(parser: argparse.ArgumentParser) -> None:
 
 def main(options: argparse.Namespace) -> int:
     """Run it."""
-    if not options.interval >= _INTERVAL_MIN_S:
-        options.parser.error(f"--interval: at least {_INTERVAL_MIN_S:g} seconds")
+    if not _INTERVAL_MIN_S <= options.interval <= _INTERVAL_MAX_S:
+        options.parser.error(f"--interval: {_INTERVAL_MIN_S:g} to {_INTERVAL_MAX_S:.0f} seconds")
     usage = CpuUse()
     with connect(**where(options), client="runnerctl top") as client:
         try:

@@ -50,6 +50,8 @@ class Kin(NamedTuple):
         least_score: The oom_score_adj that only processes of commands have, or more; None where
             it proves nothing.
         leaf: The exec's own cgroup, or None.
+        claims_orphans: Says whether an orphan that may be its or of another exec whose shim is gone
+            is for this one to end. Who may not claim it waits for what the other does.
     """
 
     is_shim: Callable[[int], bool]
@@ -57,9 +59,13 @@ class Kin(NamedTuple):
     all_ours: bool
     least_score: int | None
     leaf: Leaf | None
+    claims_orphans: Callable[[], bool]
 
-    def is_of(self, leader: int, stat: Stat) -> bool:
+    def is_of(self, leader: int, stat: Stat) -> bool | None:
         """Say whether a child of the daemon's belongs to the exec of that command.
+
+        Returns:
+            None for an orphan of this exec or of another whose shim is gone: nothing tells which.
 
         Raises:
             OSError: If we cannot look.
@@ -71,12 +77,12 @@ class Kin(NamedTuple):
         if self.is_command(stat.pid) or self.is_command(stat.session):
             return False  # another exec's, whose shim is lost as well
         if self.all_ours:
-            return True
+            return None
         if self.least_score is None:
             return False
         try:
             with open(f"/proc/{stat.pid}/oom_score_adj", "rb") as file:
-                return int(file.read()) >= self.least_score
+                return None if int(file.read()) >= self.least_score else False
         except (FileNotFoundError, ProcessLookupError, PermissionError, ValueError):
             return False
 
@@ -119,6 +125,7 @@ class AdoptedTree:
         self._kill_at_s = 0.0
         self._bound_s = 0.0
         self._is_over = False
+        self._waits = False  # for another exec's end, to see whose an orphan is
         self._termed: set[tuple[int, int]] = set()
         self._killed: set[tuple[int, int]] = set()
         # What the shim did is in the receipt, and its TERM is not repeated.
@@ -138,9 +145,15 @@ class AdoptedTree:
         """Return its living processes, and its dead ones that are for us to reap."""
         found: list[Stat] = []
         children_of = look()
+        claims: bool | None = None  # asked after the look: who left an orphan was gone before it
+        self._waits = False
         for pid in children_of(os.getpid()):
             stat = read_stat(pid)
-            if stat is not None and self._kin.is_of(self._leader, stat):
+            its = False if stat is None else self._kin.is_of(self._leader, stat)
+            if its is None:
+                claims = its = self._kin.claims_orphans() if claims is None else claims
+                self._waits |= not claims
+            if stat is not None and its:
                 found.append(stat)
                 found += [each for each in tree(pid, children_of) if each.state not in "ZX"]
         return found + self._others_in_leaf({stat.pid for stat in found})
@@ -199,7 +212,7 @@ class AdoptedTree:
             self._reap()
             present = self._present()
         if not present:
-            return None
+            return [] if self._waits else None
         if now_s >= self._kill_at_s:
             self._exec.forced = True
             if self._kin.leaf is not None:

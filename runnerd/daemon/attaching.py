@@ -33,7 +33,7 @@ def subscribe(
         RequestError: exec_evicted, superseded, cursor_invalid or busy; nothing was changed.
     """
     its_exec = running.exec
-    if its_exec.transcript.state == "evicted":
+    if its_exec.is_evicted:
         raise RequestError(
             "exec_evicted",
             f"the output of exec '{its_exec.exec_id}' is no longer kept",

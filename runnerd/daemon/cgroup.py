@@ -26,7 +26,7 @@ import time
 from pathlib import Path
 from typing import Final
 
-from .leaf import Leaf, folders_in, pids_in
+from .leaf import Leaf, folders_in, is_held
 from .signalling import send_signal
 
 _FOLDER: Final = "runnerd-"
@@ -205,9 +205,9 @@ def give_controllers_to(folder: Path) -> None:
             with contextlib.suppress(OSError):
                 # Of one with processes in it, `pids` would be turned on and make it a threaded
                 # root, whose children nobody may enter. Seen with Linux 6.1.
-                is_held = (each / "cgroup.type").exists() and bool(pids_in(each))
+                is_closed = (each / "cgroup.type").exists() and is_held(each)
                 given = (each / "cgroup.subtree_control").read_text().split()
-                if not is_held and name not in given:
+                if not is_closed and name not in given:
                     (each / "cgroup.subtree_control").write_text(f"+{name}")
 
 

@@ -406,6 +406,10 @@ class Connection:
         """See Subscriber: something may be there to be sent."""
         self._outgoing.wake(subscription)
 
+    def look(self) -> None:
+        """See Subscriber: acknowledge what the peer has read."""
+        self._outgoing.arrivals.settle()
+
     def superseded(self, subscription: Subscription, generation: int | None) -> None:
         """See Subscriber: a newer attach of the same name took its place."""
         self._outgoing.superseded(subscription, generation)

@@ -31,6 +31,7 @@ class ExecStreams:
         owner: Who is told of a failure.
         on_output: Called after output was read.
         on_eof: Called once nothing can come any more.
+        on_shut: Called when the gate holds something back.
     """
 
     def __init__(
@@ -41,12 +42,14 @@ class ExecStreams:
         *,
         on_output: Callable[[], None],
         on_eof: Callable[[], None],
+        on_shut: Callable[[], None],
     ) -> None:
         self._service = service
         self._exec = its_exec
         self._owner = owner
         self._on_output = on_output
         self._on_eof = on_eof
+        self._on_shut = on_shut
         self._ends: Streams | None = None
         self._output: OutputPump | None = None
         self._stdin: StdinPump | None = None
@@ -70,6 +73,7 @@ class ExecStreams:
             big_pipes=service.big_pipes,
             rests=service.rests,
         )
+        self._output.on_shut = self._on_shut
         if self._exec.stdin is not None:
             self._stdin = StdinPump(
                 self._exec.stdin, self._ends, service.stdin_totals, service.poller, self._owner

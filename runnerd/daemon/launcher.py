@@ -121,6 +121,10 @@ class Launcher:
             return None
         return asked
 
+    def user_of(self, params: ExecStart) -> str | None:
+        """Return who the command runs as, None where nobody was named: then as the daemon does."""
+        return params.user or self._user
+
     def prepare(self, params: ExecStart) -> Prepared:
         """Make all that a command needs but its process.
 
@@ -135,7 +139,7 @@ class Launcher:
         return self._prepare(params)
 
     def _prepare(self, params: ExecStart) -> Prepared:
-        user = params.user or self._user
+        user = self.user_of(params)
         account = None if user is None else find_account(user)
         job = pack_job(self._job(params, account))
         return Prepared(job, _streams(params, account), rescue=params.admission == "skip")
@@ -276,9 +280,24 @@ def start_failed(stage: str, number: int, message: str) -> RequestError:
 
 
 def explain_failure(
-    stage: str, number: int, params: ExecStart, cwd: str, *, interpreter: bool
+    stage: str,
+    number: int,
+    params: ExecStart,
+    *,
+    user: str | None,
+    cwd: str,
+    interpreter: bool,
 ) -> RequestError:
-    """Make the error for what a shim reported, in words that name the thing at fault."""
+    """Make the error for what a shim reported, in words that name the thing at fault.
+
+    Args:
+        stage: Where it failed, in the shim's words.
+        number: The errno; the signal where the stage is `killed`.
+        params: As requested.
+        user: Who the command was to run as, by the request or by the daemon's own option.
+        cwd: Where, likewise.
+        interpreter: Whether it is the program's interpreter that is missing.
+    """
     name = errno.errorcode.get(number, str(number))
     if stage == "exec" and interpreter:
         message = f"cannot execute '{params.argv[0]}': its interpreter does not exist"
@@ -286,8 +305,8 @@ def explain_failure(
     subject = {
         "exec": f"cannot execute '{params.argv[0][:200]}'",
         "cwd": f"cannot enter '{cwd}'",
-        "user": f"cannot become user '{params.user}'",
-        "groups": f"cannot take the groups of '{params.user}'",
+        "user": f"cannot become user '{user}'",
+        "groups": f"cannot take the groups of '{user}'",
         "rlimit": f"cannot set {_limits_at_fault(params)}",
         "fork": "cannot make the command's process",
         "nice": f"cannot set nice {params.nice}",

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import itertools
 import os
 from collections import deque
 from collections.abc import Iterator
@@ -16,6 +17,7 @@ from pathlib import Path
 from typing import Final, NamedTuple
 
 _MADE_MAX: Final = 1024  # cgroups that a command made in its own, looked at in one go
+_BATCH: Final = 128  # of those side by side that are removed before the next look at them
 _LINKS_OF_EMPTY: Final = 2
 _READ_BYTES: Final = 4096
 _SCARCE: Final = frozenset({errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.EAGAIN, errno.EINTR})
@@ -79,16 +81,13 @@ class Leaf(NamedTuple):
         return None
 
     def remove(self) -> bool:
-        """Remove it with the cgroups made in it; False while something is in it."""
-        if _is_gone_after_rmdir(self.folder):
-            return True
-        try:
-            made = _cgroups_in(self.folder)
-        except OSError:
-            return False
-        for each in reversed(made):  # what was found last lies deepest
-            _is_gone_after_rmdir(each)
-        return bool(made) and _is_gone_after_rmdir(self.folder)
+        """Remove it with the cgroups made in it; False while something is in it.
+
+        Of very many that were made only some go at a time, so that a turn of the loop stays short.
+        """
+        with contextlib.suppress(OSError):
+            return _is_removed(self.folder)
+        return False
 
     @contextlib.contextmanager
     def opened(self) -> Iterator[int]:
@@ -107,9 +106,24 @@ class Leaf(NamedTuple):
 def pids_in(folder: Path) -> list[int]:
     """Return the processes in one cgroup, those below it not; none where it cannot be read.
 
+    Those beyond our pid namespace have no number here, and are left out.
+
     Raises:
         OSError: No descriptor or memory is left.
     """
+    return [pid for pid in _listed_in(folder) if pid]
+
+
+def is_held(folder: Path) -> bool:
+    """Say whether any process is right in a cgroup, one beyond our pid namespace too.
+
+    Raises:
+        OSError: No descriptor or memory is left.
+    """
+    return bool(_listed_in(folder))
+
+
+def _listed_in(folder: Path) -> list[int]:
     try:
         return [int(word) for word in _read(f"{folder}/cgroup.procs").split()]
     except OSError as error:
@@ -143,16 +157,45 @@ def _cgroups_in(folder: Path) -> list[Path]:
     while looking and len(found) < _MADE_MAX:
         each = looking.popleft()
         try:
-            # Two links are its own name and its dot, each more is a cgroup in it: most have none,
-            # and nobody's files are read through for that.
-            if each.stat().st_nlink > _LINKS_OF_EMPTY:
-                inside = folders_in(each)
+            if _has_cgroups(each):
+                inside = folders_in(each, _MADE_MAX - len(found))
                 found += inside
                 looking += inside
         except OSError as error:
             if error.errno in _SCARCE:
                 raise
     return found
+
+
+def _has_cgroups(folder: Path) -> bool:
+    # Two links are its own name and its dot, each more is a cgroup in it: most have none, and
+    # nobody's files are read through for that.
+    return folder.stat().st_nlink > _LINKS_OF_EMPTY
+
+
+def _is_removed(folder: Path) -> bool:
+    """Remove a cgroup with what is below it, the deepest first, in at most _MADE_MAX tries.
+
+    Each go that is not enough removes some, unless a process is in one: then the whole could not
+    be removed anyway.
+
+    Raises:
+        OSError: One cannot be looked at.
+    """
+    levels = [[folder]]  # the last of each has the next of them in it
+    for _ in range(_MADE_MAX):
+        each = levels[-1][-1]
+        if _is_gone_after_rmdir(each):
+            levels[-1].pop()
+            if not levels[-1]:
+                levels.pop()
+            if not levels:
+                return True
+        elif _has_cgroups(each) and (inside := folders_in(each, _BATCH)):
+            levels.append(inside)
+        else:
+            return False
+    return False
 
 
 def _is_gone_after_rmdir(folder: Path) -> bool:
@@ -163,6 +206,8 @@ def _is_gone_after_rmdir(folder: Path) -> bool:
     return True
 
 
-def folders_in(folder: Path) -> list[Path]:
-    """Return the cgroups right below one."""
-    return [each for each in folder.iterdir() if each.is_dir()]
+def folders_in(folder: Path, at_most: int | None = None) -> list[Path]:
+    """Return the cgroups right below one, not more than are asked for."""
+    with os.scandir(folder) as entries:
+        folders = (Path(each) for each in entries if each.is_dir(follow_symlinks=False))
+        return list(itertools.islice(folders, at_most))

@@ -236,8 +236,7 @@ def _start_answer(
 ) -> StartAnswer:
     its_exec = running.exec
     subscription = None
-    evicted = its_exec.transcript.state == "evicted"
-    if attach is not None and not call.connection.is_gone and not evicted:
+    if attach is not None and not call.connection.is_gone and not its_exec.is_evicted:
         try:
             subscription = subscribe(call.connection, running, attach)
         except RequestError as error:

@@ -267,7 +267,12 @@ class Outgoing:
             self.stray(error)
 
     def _go_on(self) -> None:
-        if self._sock.fileno() >= 0 and self._write_some():
+        if self._sock.fileno() < 0:
+            return
+        # It has room, so the peer has read. Beside a flood there is no other time to see that: what
+        # is written ends with a full socket, again and again.
+        self.arrivals.settle()
+        if self._write_some():
             self._is_slow = False
             self.flush()
 
@@ -328,7 +333,8 @@ class Outgoing:
             self._batched_bytes += len(message)
         if batch and self._is_bulk:
             return batch  # an answer does not wait for output, nor others for that
-        size += self._take_events(batch)
+        if not self._outbox:  # what is left there may be the answer that gives the subscription
+            size += self._take_events(batch)
         while self._ready and size < _BATCH_BYTES and len(batch) < _IOV_MAX:
             subscription = next(iter(self._ready))
             del self._ready[subscription]

@@ -44,6 +44,10 @@ class OutputPump:
         on_eof: Called once both pipes are at EOF.
         big_pipes: Where a bulk stream gets a bigger pipe.
         rests: When a bulk stream is not to be read.
+
+    Attributes:
+        on_shut: Called when there is something to be read and the gate is shut: perhaps more was
+            taken by now than is known.
     """
 
     def __init__(
@@ -66,6 +70,7 @@ class OutputPump:
         self._owner = owner
         self._on_output = on_output
         self._on_eof = on_eof
+        self.on_shut: Callable[[], None] = lambda: None
         self._big_pipes = big_pipes
         self._rests = rests
         self._is_resting = [False, False]
@@ -151,6 +156,7 @@ class OutputPump:
             for each in _STREAMS:
                 if not self._past_gate[each]:
                     self._unwatch(each)
+            self.on_shut()
             return
         if self.at_eof:
             self._on_eof()
@@ -166,10 +172,7 @@ class OutputPump:
 
     def _rested(self, stream: Literal[0, 1]) -> None:
         self._is_resting[stream] = False
-        if self._discarding:
-            self._watch(stream)
-        else:
-            self.gate_changed()
+        self._watch(stream)  # the gate is looked at once there is something to be read
 
     def _read_past_gate(self, stream: Literal[0, 1]) -> None:
         self._past_gate[stream] -= self._read(stream, self._past_gate[stream])

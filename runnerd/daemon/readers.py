@@ -22,6 +22,9 @@ class Subscriber(Protocol):
     def superseded(self, subscription: Subscription, generation: int | None) -> None:
         """A newer attach of the same name took its place; it is over."""
 
+    def look(self) -> None:
+        """A command waits for it: see what its peer has read of what was written."""
+
     @property
     def is_leaving(self) -> bool:
         """Whether its peer has gone, noticed or not."""
@@ -102,6 +105,16 @@ class Readers:
         may_read = self._exec.gate.may_read(self._exec.transcript, self._tail_bytes())
         self._on_progress()
         return may_read
+
+    def look(self) -> None:
+        """The command waits: see whether its reader has taken more than is known.
+
+        What had not been read when it was written fitted the tail then, so nobody has looked since;
+        it may be too much now that tails have shrunk.
+        """
+        holder = self._exec.gate.holder
+        if holder is not None and holder.counts_arrivals:
+            self._subscribers[holder].look()
 
     def wake(self) -> None:
         """Tell every reader that there may be something."""

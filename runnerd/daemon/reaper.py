@@ -48,8 +48,6 @@ class Reaper:
 
     Attributes:
         orphans: How many children were reaped that were no shim and no command.
-        commands: Pids of the commands whose status their shims have not told yet. One that is
-            reaped here has lost its shim, even where that is reaped after it.
     """
 
     def __init__(
@@ -61,7 +59,9 @@ class Reaper:
         self._log = log
         self._when_open = when_open
         self._deaths = Wake()
-        self.commands: set[int] = set()
+        # Commands whose status is not known yet. One that is reaped here has lost its shim, even
+        # where that is reaped after it.
+        self._commands: set[int] = set()
         self._early: dict[int, ExitStatus] = {}
         self._adopted: dict[int, tuple[Owner, Callable[[ExitStatus], None]]] = {}
         self._when_gone: dict[int, list[tuple[Owner, Callable[[], None]]]] = {}
@@ -121,7 +121,7 @@ class Reaper:
         if adopted is not None:
             owner, on_exit = adopted
             _tell(owner, lambda: on_exit(exit_status))
-        elif pid in self.commands:
+        elif pid in self._commands:
             self._early[pid] = exit_status
         elif shim is None:
             self.orphans += 1
@@ -130,6 +130,25 @@ class Reaper:
     def _tell_gone(self, shim_pid: int) -> None:
         for owner, call in self._when_gone.pop(shim_pid, []):
             _tell(owner, call)
+
+    def started(self, pid: int) -> None:
+        """A command runs: its status will be told by its shim, or asked for here."""
+        self.told(pid)  # whoever had the number before
+        self._commands.add(pid)
+
+    def told(self, pid: int) -> None:
+        """Its exec has the status, or never will: what becomes of the number is another's.
+
+        A shim can die between telling a status and taking it. Then it was taken here as well, and
+        must not wait for the next command that the kernel gives the same number.
+        """
+        self._commands.discard(pid)
+        self._early.pop(pid, None)
+        self._adopted.pop(pid, None)
+
+    def is_command(self, pid: int) -> bool:
+        """Say whether a command has this number, as far as is known."""
+        return pid in self._commands
 
     def adopt(self, pid: int, owner: Owner, on_exit: Callable[[ExitStatus], None]) -> None:
         """Report the status of a command whose shim is gone; it is our child by now.

@@ -149,6 +149,7 @@ class Running:
             self,
             on_output=self.readers.wake if self._clocks is None else self._output_read,
             on_eof=self._streams_at_eof,
+            on_shut=self.readers.look,
         )
         its_exec.transcript.on_room = self._room_made
 
@@ -223,7 +224,7 @@ class Running:
         actions = self.exec.started(message.pid, message.oom_score_adj, at_s, at)
         self.streams.make_pumps()
         self._service.observer.started(self.exec)
-        self._service.reaper.commands.add(message.pid)
+        self._service.reaper.started(message.pid)
         self._rest_until_s = self._start().rest_until_s
         self._start().succeeded()
         self.readers.hold_changed()
@@ -247,7 +248,7 @@ class Running:
             self._service.activity.worked(time.monotonic())
 
     def _readers_progressed(self) -> None:
-        self._service.registry.budget.want(self.exec.transcript)
+        self._service.registry.budget.read_on(self.exec.transcript)
         self.streams.gate_changed()
 
     def _room_made(self) -> None:
@@ -272,7 +273,7 @@ class Running:
         self._service.rests.over(self._rest_until_s)
         self.tree.read_leaf()
         if self.exec.pid is not None:
-            self._service.reaper.commands.discard(self.exec.pid)
+            self._service.reaper.told(self.exec.pid)
         if self._clocks is not None:
             self._clocks.stop()
             self._clocks = None

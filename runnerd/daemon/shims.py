@@ -119,7 +119,7 @@ class Shim:
 
     def send_end(self, grace_s: float) -> None:
         """Tell it to end its tree; one that is gone has nothing to end."""
-        # A stopped shim reads nothing: CONT first. See design of the ladder in shim/README.md.
+        # A command of the shim's user may have stopped it, and a stopped one reads nothing.
         self.signal(signal.SIGCONT)
         self._send(end_message(round(grace_s * 1000)))
 

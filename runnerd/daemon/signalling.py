@@ -40,11 +40,13 @@ def send_signal(pid: int, number: int, is_right: Callable[[], bool]) -> bool:
         is_right: Looks whether the pid names the process that is meant.
 
     Returns:
-        Whether it was sent.
+        Whether it was sent. Never to 0, our own group, nor to 1, which holds the sandbox.
 
     Raises:
         OSError: As the call says.
     """
+    if pid <= 1:
+        return False
     pidfd = open_pidfd(pid)
     try:
         if not is_right():

@@ -142,7 +142,8 @@ class Starting:
             message.stage,
             message.errno,
             self._params,
-            self._exec.cwd,
+            user=self._service.launcher.user_of(self._params),
+            cwd=self._exec.cwd,
             interpreter=message.interpreter,
         )
         if message.stage == "killed" and self._exec.ending is not None:

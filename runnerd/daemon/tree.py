@@ -137,6 +137,11 @@ class Tree:
         """Whether the daemon itself holds it."""
         return self._adopted is not None
 
+    @property
+    def has_lost_its_shim(self) -> bool:
+        """Whether what it has left may be among the daemon's own children."""
+        return self.is_adopted or (self.shim is not None and self.shim.is_reaped)
+
     def left_by_shim(self) -> None:
         """The shim says that nothing is left below it."""
         if self._leaf is not None and self._exec.is_live and self._may_be_in(self._leaf):
@@ -158,8 +163,14 @@ class Tree:
 
     def end_half_made(self, child_pid: int) -> None:
         """End what became of the parked child of a start that failed."""
-        self._adopted = self._adopt_from(child_pid)
+        self._adopted = self._adopt_from(child_pid, self._nobody_else_leaves_orphans)
         self._adopted.end(0.0)
+
+    def _nobody_else_leaves_orphans(self) -> bool:
+        # A start may fail while another exec's orphans have their grace still.
+        self._service.reaper.reap()  # shims that have died
+        others = (each.tree for each in self._service.live() if each.tree is not self)
+        return not any(each.has_lost_its_shim for each in others)
 
     def _adopt(self) -> None:
         pid = self._exec.pid
@@ -169,7 +180,7 @@ class Tree:
         asking, self._asking = self._asking, []
         for reply in asking:
             reply(RequestError("internal", "the shim was lost"))
-        self._adopted = adopted = self._adopt_from(pid)
+        self._adopted = adopted = self._adopt_from(pid, lambda: True)
         if self._exec.status is None:
             self._service.reaper.adopt(pid, self._owner, self._adopted_exited)
         if self._adopted is not adopted:
@@ -179,7 +190,7 @@ class Tree:
             grace_s = max(0.0, self._exec.end_by_s - time.monotonic())
         adopted.end(grace_s)
 
-    def _adopt_from(self, leader: int) -> AdoptedTree:
+    def _adopt_from(self, leader: int, claims_orphans: Callable[[], bool]) -> AdoptedTree:
         service = self._service
         return AdoptedTree(
             self._exec,
@@ -188,10 +199,11 @@ class Tree:
             self._owner,
             kin=Kin(
                 is_shim=service.pool.by_pid.__contains__,
-                is_command=service.reaper.commands.__contains__,
+                is_command=service.reaper.is_command,
                 all_ours=service.all_children_ours,
                 least_score=service.launcher.telling_score(self._asked_score),
                 leaf=self._leaf,
+                claims_orphans=claims_orphans,
             ),
             spares=service.spares,
             reap=service.reaper.reap,

@@ -116,10 +116,15 @@ def check_labels(labels: dict[str, str]) -> None:
         raise invalid("labels", f"{len(labels)} pairs; the most is {LABELS_MAX}")
     for key, value in labels.items():
         where = f"labels[{key!r}]"
-        if not 0 < len(key.encode()) <= LABEL_KEY_BYTES_MAX or "\0" in key:
+        if not 0 < _size_bytes(key) <= LABEL_KEY_BYTES_MAX or "\0" in key:
             raise invalid(where, f"a key has 1 to {LABEL_KEY_BYTES_MAX} bytes and no NUL")
-        if len(value.encode()) > LABEL_VALUE_BYTES_MAX or "\0" in value:
+        if _size_bytes(value) > LABEL_VALUE_BYTES_MAX or "\0" in value:
             raise invalid(where, f"a value has up to {LABEL_VALUE_BYTES_MAX} bytes and no NUL")
+
+
+def _size_bytes(text: str) -> int:
+    # A client's own text may hold what is no UTF-8; encoding the request refuses that.
+    return len(text.encode("utf-8", "surrogatepass"))
 
 
 class Params(msgspec.Struct, forbid_unknown_fields=True, kw_only=True, omit_defaults=True):

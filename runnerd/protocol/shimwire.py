@@ -95,7 +95,7 @@ class Started(msgspec.Struct, frozen=True):
     Attributes:
         pid: The command's pid, its group and its session.
         oom_score_adj: Its score at execve; None where it could not be read.
-        at_ns: When the shim saw it, in nanoseconds of CLOCK_MONOTONIC.
+        at_ns: When execve was called, in nanoseconds of CLOCK_MONOTONIC.
     """
 
     pid: int

@@ -141,7 +141,7 @@ def test_a_cancelled_write_is_the_last_of_its_handle(on_both: OnBoth) -> None:
         async with await runner.start(["sleep", "60"], stdin="pipe") as proc:
             with anyio.move_on_after(0.3):
                 await proc.write(bytes(4 << 20))
-            with pytest.raises(ClientError, match="cancelled half-way"):
+            with pytest.raises(ClientError, match="broken off half-way"):
                 await proc.write(b"more")
             assert await runner.inspect(proc.exec_id) is not None
 
@@ -220,11 +220,35 @@ def test_a_cancelled_scope_around_the_connection_ends_what_was_created(
                 async with connect(runnerd_daemon.socket_path) as runner:
                     await use(runner)
             assert scope.cancelled_caught
-            assert await live(other) == set()
+            with anyio.fail_after(10):  # a start without an answer so far is undone, not awaited
+                while await live(other):  # noqa: ASYNC110
+                    await anyio.sleep(0.01)
 
     began_s = time.monotonic()
     anyio.run(main, backend=backend)
     assert time.monotonic() - began_s < async_execs.CANCEL_S / 2
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_a_start_cancelled_with_its_connection_leaves_nothing_running(
+    runnerd_daemon: RunnerdProcess, backend: str
+) -> None:
+    """The daemon must have taken the cancel before the connection is closed under it."""
+
+    async def main() -> None:
+        for at in range(40):
+            with anyio.CancelScope() as scope:
+                async with connect(runnerd_daemon.socket_path) as runner:
+                    scope.deadline = anyio.current_time() + 0.0003 * at
+                    async with await runner.start(["sleep", "600"]):
+                        scope.cancel()
+                        await anyio.sleep_forever()
+        async with connect(runnerd_daemon.socket_path) as other:
+            for each in await other.list_execs(live_only=True):
+                exit = await other.wait(each.exec_id, timeout_s=30)
+                assert exit.reason == "cancelled"
+
+    anyio.run(main, backend=backend)
 
 
 def test_an_attached_exec_is_left_alone(on_both: OnBoth) -> None:
@@ -362,3 +386,55 @@ def test_without_anyio_it_says_what_to_install() -> None:
     )
     assert done.returncode == 1
     assert done.stderr.endswith("pip install 'runnerd[async]'\n")
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_a_start_repeated_when_its_output_is_gone_says_so_with_the_exit(
+    backend: str, start_daemon: Callable[..., RunnerdProcess]
+) -> None:
+    async def main(path: str) -> None:
+        again: dict[str, Any] = {"exec_id": "deploy", "nonce": "n-1"}
+        argv = ["sh", "-c", "exit 3"]
+        async with connect(path) as runner:
+            await (await runner.start(argv, **again)).wait_closed(30)
+            await (await runner.start(["true"])).wait_closed(30)
+            handle = await runner.start(argv, **again)
+            with pytest.raises(RemoteError) as caught:
+                await handle.output(30).__anext__()
+            assert caught.value.data.exit is not None
+            assert caught.value.data.exit.code == (await handle.wait(30)).code == 3
+
+    anyio.run(main, start_daemon("--finished-execs-max", "1").socket_path, backend=backend)
+
+
+def test_a_new_owner_ends_a_run_whose_command_waits_for_the_rest_of_its_input(
+    on_both: OnBoth, runnerd_daemon: RunnerdProcess, tmp_path: Path
+) -> None:
+    async def body(runner: AsyncClient) -> None:
+        go = tmp_path / "go"
+        go.unlink(missing_ok=True)
+        script = f"while [ ! -e {go} ]; do sleep 0.02; done; exec cat >/dev/null"
+        refused: list[str] = []
+        has_ended = anyio.Event()
+
+        async def run() -> None:
+            with pytest.raises(RemoteError) as caught:
+                await runner.run(["sh", "-c", script], input=bytes(4 << 20), exec_id="fed")
+            refused.append(caught.value.kind)
+            has_ended.set()
+
+        async def is_fed() -> bool:
+            fed = "fed" in await live(runner) and await runner.inspect("fed")
+            return bool(fed and fed.stdin_accepted_bytes)
+
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(run)
+            while not await is_fed():
+                pass
+            async with connect(runnerd_daemon.socket_path, fence=1) as owner:
+                go.touch()
+                await has_ended.wait()
+                await owner.cancel("fed", grace_s=0)
+        assert refused == ["fenced"]
+
+    on_both(body)

@@ -390,7 +390,7 @@ def test_runnerctl_claims_and_info_shows_the_owner(runnerd_daemon: RunnerdProces
     assert b"hint: say hello with a fence" in unfenced.stderr
     done = runnerd_daemon.ctl(*create_words, "--fence", "1")
     assert (done.returncode, done.stderr) == (0, b"")
-    assert done.stdout.startswith(b"spawner?[31m, since 20")
+    assert done.stdout.startswith(rb"spawner\x1b[31m, since 20")
     again = runnerd_daemon.ctl(*create_words, "--fence", "1")
     assert again.returncode == 125
     assert b"claimed the sandbox at" in again.stderr

@@ -16,6 +16,8 @@ from runnerd.protocol.requests import ExecStart
 from tests.harness import is_alive, wait_for
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from tests.harness import RunnerdProcess
 
 
@@ -82,6 +84,20 @@ def test_all_output_comes_though_a_wait_told_the_exit_first(
         assert handle.wait(30).code == 0
         sizes = [len(note.data) for note in handle.output(20) if isinstance(note, OutputNote)]
     assert sum(sizes) == 200_000
+
+
+def test_a_request_larger_than_a_frame_is_an_error_and_costs_nothing_else(
+    runnerd_daemon: RunnerdProcess,
+) -> None:
+    lost: list[StreamLost] = []
+    with runnerd_daemon.connect(on_lost=lost.append) as client:
+        with client.start(["sleep", "60"]) as other:
+            with pytest.raises(RemoteError, match="the most is 4194304") as caught:
+                client.run(["true"], env={"BIG": 5_000_000 * "x"}, timeout_s=20)
+            assert caught.value.kind == "frame_too_large"
+            assert caught.value.preserved == "nothing ran, nothing changed"
+            assert other.inspect().state == "running"
+    assert lost == []
 
 
 def test_starts_can_be_pipelined_and_events_told_apart(runnerd_daemon: RunnerdProcess) -> None:
@@ -205,3 +221,25 @@ def test_a_string_as_input_is_refused_before_anything_runs(runnerd_daemon: Runne
         with pytest.raises(AssertionError, match="input is bytes"):
             client.run(["cat"], input=text)
         assert client.list_execs() == []
+
+
+def test_a_start_repeated_when_its_output_is_gone_says_so_with_the_exit(
+    start_daemon: Callable[..., RunnerdProcess],
+) -> None:
+    again: dict[str, Any] = {"exec_id": "deploy", "nonce": "n-1"}
+    argv = ["sh", "-c", "echo done; exit 3"]
+    with start_daemon("--finished-execs-max", "1").connect() as client:
+        first = client.start(argv, **again)
+        assert b"".join(note.data for note in first.output(30) if hasattr(note, "data"))
+        # While it is kept, its output comes again; then only how it ended.
+        assert client.run(argv, timeout_s=30, **again).stdout == b"done\n"
+        first.wait_closed(30)
+        client.start(["true"]).wait_closed(30)
+        handle = client.start(argv, **again)
+        with pytest.raises(RemoteError) as caught:
+            list(handle.output(30))
+        assert caught.value.kind == "exec_evicted"
+        assert caught.value.data.exit is not None
+        assert caught.value.data.exit.code == handle.wait(30).code == 3
+        with pytest.raises(RemoteError, match="deploy"):
+            client.run(argv, timeout_s=30, **again)

@@ -95,6 +95,22 @@ def test_a_watch_is_a_reader_bounded_as_others_are_and_no_fence_keeps_it_out(
         wait_for(lambda: other.call("daemon.info")["subscriptions"] == 0)
 
 
+def test_nothing_is_told_before_the_answer_that_gives_the_subscription(
+    runnerd_daemon: RunnerdProcess,
+) -> None:
+    """Behind more answers than its socket and the write after that take."""
+    path = runnerd_daemon.socket_path
+    with RawClient(path) as client, RawClient(path) as other:
+        wanted = [("daemon.metrics", 100 + at) for at in range(100)]
+        wanted += [("events.subscribe", 200), ("daemon.drain", 201)]
+        client.sock.sendall(b"".join(client.encode(method, {}, at) for method, at in wanted))
+        wait_for(lambda: other.call("daemon.info")["state"] == "draining")
+        messages = [client.receive()]
+        while messages[-1].get("method") != "event":
+            messages.append(client.receive())
+        assert 200 in [each.get("id") for each in messages]
+
+
 def test_one_that_does_not_read_costs_bounded_memory_and_delays_nobody(
     start_daemon: Start,
 ) -> None:

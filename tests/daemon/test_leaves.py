@@ -9,14 +9,17 @@ import contextlib
 import os
 import signal
 import subprocess
+import sys
 import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from runnerd.daemon import leaf as leaf_module
 from runnerd.daemon.cgroup import end_stale, give_controllers_to, own_cgroup
-from runnerd.daemon.leaf import Leaf
+from runnerd.daemon.leaf import Leaf, is_held
+from runnerd.daemon.signalling import send_signal
 from tests import needs
 from tests.daemon.looking import log_lines, planted, shim_of, tree_of
 from tests.harness import REPOSITORY, RunnerdProcess, children, daemons, is_alive, wait_for
@@ -282,6 +285,66 @@ def test_cgroups_that_a_command_made_in_its_own_go_with_it(
     assert not folder.exists()
 
 
+MANY = 1500
+"""More than are looked at in one go."""
+
+
+@pytest.mark.parametrize("below", ["", "one", "one/two/three"])
+def test_very_many_made_cgroups_go_a_part_at_a_time(parent: Path, below: str) -> None:
+    """Of who makes a hundred thousand, all at once would stop everybody for seconds."""
+    leaf = Leaf(parent / "whole")
+    for number in range(MANY):
+        (leaf.folder / str(number) / below).mkdir(parents=True)
+    assert len(leaf_module._cgroups_in(leaf.folder)) == leaf_module._MADE_MAX
+    goes, left = 0, len(leaf_module.folders_in(leaf.folder))
+    while not leaf.remove():
+        goes += 1
+        before, left = left, len(leaf_module.folders_in(leaf.folder))
+        assert before - leaf_module._MADE_MAX <= left < before
+    assert not leaf.folder.exists()
+    assert 1 <= goes <= MANY * 10 / leaf_module._MADE_MAX
+
+
+def test_a_long_way_down_is_gone_again(parent: Path) -> None:
+    leaf = Leaf(parent / "whole")
+    deepest = leaf.folder / "/".join("d" * 500)
+    deepest.mkdir(parents=True)
+    while not leaf.remove():
+        assert len(leaf_module._cgroups_in(leaf.folder)) < 500
+
+
+def test_what_holds_a_process_stays_and_goes_later(
+    parent: Path, stranger: subprocess.Popen[bytes]
+) -> None:
+    leaf = Leaf(parent / "whole")
+    held = leaf.folder / "a" / "b"
+    for each in (held, leaf.folder / "a" / "c", leaf.folder / "d"):
+        each.mkdir(parents=True)
+    put(stranger.pid, held)
+    for _ in range(3):
+        assert not leaf.remove()
+        assert leaf.pids() == [stranger.pid]
+    leaf.kill()
+    stranger.wait(10)
+    wait_for(leaf.remove)
+
+
+def test_the_leaf_of_who_made_very_many_goes_with_it(start_daemon: Start, parent: Path) -> None:
+    daemon = start_daemon("--cgroups", str(parent))
+    folder = own_folder(parent)
+    code = (
+        NEST.partition("for depth")[0]
+        + f"for n in range({MANY}): os.mkdir(f'{{mount}}{{own}}/{{n}}')"
+    )
+    with RawClient(daemon.socket_path) as client:
+        argv = ["python3", "-I", "-c", code]
+        client.call("exec.start", exec_id="e", argv=argv, env={"MOUNT": str(parent.parent)})
+        assert client.call("exec.wait", exec_id="e", until="closed")["code"] == 0
+        wait_for(lambda: client.call("daemon.info")["parked_shims"] == 3)
+        wait_for(lambda: len(leaves_in(folder)) == 3)
+        assert client.call("daemon.info")["stray_failures"] == 0
+
+
 @pytest.mark.parametrize("dies", [False, True])
 def test_who_hides_in_a_cgroup_made_in_its_own_is_ended(
     start_daemon: Start, parent: Path, stranger: subprocess.Popen[bytes], *, dies: bool
@@ -491,11 +554,47 @@ def test_a_leafs_own_oom_kills(tmp_path: Path) -> None:
     assert leaf.peak_tasks() == 7
 
 
-def test_controllers_are_given_where_no_process_is_and_nowhere_else(tmp_path: Path) -> None:
+def test_who_is_beyond_our_pid_namespace_has_no_number(tmp_path: Path) -> None:
+    """The kernel shows each as 0, and a signal to 0 is one to our own group."""
+    made = tmp_path / "runnerd-0123456789abcdef" / "1"
+    made.mkdir(parents=True)
+    (made / "cgroup.procs").write_text("0\n0\n4194305\n")
+    assert Leaf(made).pids() == [4194305]
+    assert is_held(made)
+    code = """
+import signal, sys
+from pathlib import Path
+from runnerd.daemon import cgroup, leaf, signalling
+signalling.open_pidfd = lambda pid: None  # as on a kernel without
+leaf.pids_in = leaf._listed_in
+assert 0 in leaf.Leaf(Path(sys.argv[1], "1")).pids()
+assert cgroup.end_stale(Path(sys.argv[1])) is False
+print("alive")
+"""
+    words = [sys.executable, "-c", code, str(made.parent)]
+    done = subprocess.run(
+        words, check=False, capture_output=True, text=True, start_new_session=True
+    )
+    assert done.stdout == "alive\n", done
+
+
+@pytest.mark.parametrize("pid", [0, 1, -1])
+def test_no_number_that_stands_for_more_than_one_process_is_signalled(
+    pid: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("runnerd.daemon.signalling.open_pidfd", lambda _: None)
+    assert send_signal(pid, 0, lambda: True) is False  # 0 is sent to nobody, whatever becomes of it
+    assert send_signal(os.getpid(), 0, lambda: True) is True
+
+
+@pytest.mark.parametrize("who", ["1", "0"], ids=["ours", "beyond our pid namespace"])
+def test_controllers_are_given_where_no_process_is_and_nowhere_else(
+    tmp_path: Path, who: str
+) -> None:
     """Of one with processes `pids` could be turned on: a threaded root, closed to all below."""
     folder = tmp_path / "box" / "runnerd"
     folder.mkdir(parents=True)
-    for each, pids in ((folder.parent, "1\n"), (folder, "")):
+    for each, pids in ((folder.parent, f"{who}\n"), (folder, "")):
         (each / "cgroup.type").write_text("domain\n")
         (each / "cgroup.procs").write_text(pids)
         (each / "cgroup.subtree_control").write_text("")

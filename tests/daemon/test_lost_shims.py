@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Final
 import pytest
 
 from tests import needs
+from tests.cases.field import mark, marked
 from tests.daemon.looking import (
     TREE,
     living,
@@ -24,7 +25,7 @@ from tests.daemon.looking import (
     tree_of,
 )
 from tests.harness import RunnerdProcess, children, is_alive, wait_for
-from tests.raw import RawClient
+from tests.raw import RawClient, RawError
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -37,6 +38,8 @@ setsid sh -c 'trap "" TERM; sleep 900; :' &
 echo up
 while :; do sleep 9; done
 """
+ORPHANS: Final = ["sh", "-c", "setsid sh -c 'trap \"\" TERM; sleep 900; :' & echo up; wait"]
+"""Its worker, in a session of its own, does not heed TERM."""
 STUBBORN: Final = ["sh", "-c", _SCRIPT]
 
 
@@ -319,3 +322,58 @@ def inner_pids(pids: set[int]) -> set[int]:
             if line.startswith("NSpid:"):
                 found.add(int(line.split()[-1]))
     return found
+
+
+# ------------------------------------------------------------------ starts that fail meanwhile
+
+
+def test_a_failed_start_leaves_another_execs_orphans_their_grace(start_daemon: Start) -> None:
+    """What comes to the daemon while a start fails need not be what that start has left."""
+    daemon = start_daemon("--cgroups", "off")
+    with RawClient(daemon.socket_path) as client:
+        pid = client.call("exec.start", exec_id="e", argv=ORPHANS, grace_s=2.0, attach={})["pid"]
+        tree = tree_of(pid, 3)
+        os.kill(shim_of(daemon, pid), signal.SIGKILL)
+        began_s = time.monotonic()
+        while time.monotonic() < began_s + 1.0:
+            with pytest.raises(RawError) as caught:
+                client.call("exec.start", argv=["/no/such/program"])
+            assert caught.value.kind == "start_failed"
+            wait_for(lambda: not is_alive(pid))  # of TERM
+            assert living(tree) == tree - {pid}
+        client.note("exec.closed", "e")
+        assert time.monotonic() - began_s > 1.9
+        assert living(tree) == set()
+        assert client.call("daemon.info")["stray_failures"] == 0
+
+
+@pytest.mark.parametrize("other", [False, True], ids=["alone", "beside a lost shim"])
+def test_what_a_start_that_timed_out_has_left_is_ended(start_daemon: Start, *, other: bool) -> None:
+    """The command ran, and nobody heard of it: its orphans are found, now or with the other's."""
+    daemon = start_daemon(
+        "--cgroups",
+        "off",
+        **planted("""
+            from runnerd.daemon import running, starting
+            started = running.Running._started
+            def unheard(self, message):
+                if self.exec.exec_id != "unheard":
+                    started(self, message)
+            running.Running._started = unheard
+            starting.START_TIMEOUT_S = 1.0
+        """),
+    )
+    word = mark()
+    with RawClient(daemon.socket_path) as client:
+        if other:
+            pid = client.call("exec.start", exec_id="e", argv=ORPHANS, grace_s=2.5)["pid"]
+            tree_of(pid, 3)
+            os.kill(shim_of(daemon, pid), signal.SIGKILL)
+        script = f"setsid sh -c 'setsid sleep {word} & exit' ; exec sleep {word}"
+        with pytest.raises(RawError) as caught:
+            client.call("exec.start", exec_id="unheard", argv=["sh", "-c", script])
+        assert caught.value.kind == "start_timeout"
+        if other:
+            client.call("exec.wait", exec_id="e", until="closed")
+        wait_for(lambda: not marked(word))
+        assert client.call("daemon.info")["stray_failures"] == 0

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
@@ -138,3 +138,32 @@ def test_an_attach_behind_a_start_whose_client_left_meanwhile_opens_nothing(
         assert client.call("daemon.info")["subscriptions"] == 0
         assert client.call("exec.inspect", exec_id="e")["subscriptions"] == 0
     assert log_lines(daemon, "stray_failure") == []
+
+
+@pytest.mark.parametrize("way", ["attach", "start again"])
+def test_a_live_exec_that_has_lost_all_its_output_is_read_from_the_gap_on(
+    start_daemon: Callable[..., RunnerdProcess], way: str
+) -> None:
+    """With seven live, its one record is more than its share, which the others write full."""
+    options = ("--transcript-total-bytes-max=2000", "--tail-bytes-max=2000")
+    daemon = start_daemon("--spool=off", "--tail-bytes-min=500", *options)
+    argv = ["sh", "-c", "printf %0400d 1; read go; echo more"]
+    start: dict[str, Any] = {"exec_id": "e", "argv": argv, "stdin": "pipe", "nonce": "n" * 16}
+    with RawClient(daemon.socket_path) as client, RawClient(daemon.socket_path) as other:
+        other.call("exec.start", **start)
+        wait_for(lambda: other.call("exec.inspect", exec_id="e")["last_seq"] == 1)
+        for at in range(6):
+            noise = ["sh", "-c", "printf %0600d 2; sleep 900"]
+            other.call("exec.start", exec_id=f"other{at}", argv=noise)
+        wait_for(lambda: other.call("exec.inspect", exec_id="e")["transcript"] == "evicted")
+        if way == "attach":
+            client.call("exec.attach", exec_id="e")
+        else:
+            assert client.call("exec.start", **start, attach={})["subscription"] is not None
+        gap = client.note("exec.gap", "e")
+        assert (gap["first_seq"], gap["last_seq"], gap["stdout_bytes"]) == (1, 1, 400)
+        other.call("exec.write", exec_id="e", data="Z28K")
+        assert client.note("exec.exited", "e")["exit"]["code"] == 0
+        assert client.output("e") == b"more\n"
+        for at in range(6):
+            other.call("exec.cancel", exec_id=f"other{at}", grace_s=0)

@@ -430,14 +430,18 @@ def test_a_read_that_hangs_holds_its_reader_alone_and_not_for_good(
         assert (replay.gaps, 0 < replay.got <= 256 * 1024) == (1, True)
 
 
+@pytest.mark.parametrize("is_forgotten", [False, True], ids=["kept", "forgotten"])
 def test_a_blocking_reader_that_stops_reading_does_not_hold_what_fits_the_spool(
-    runnerd_daemon: RunnerdProcess,
+    runnerd_daemon: RunnerdProcess, is_forgotten: bool
 ) -> None:
-    """And everything is there once it goes on."""
+    """And everything is there once it goes on, whatever has become of the record."""
     with connected(runnerd_daemon) as client, connected(runnerd_daemon) as other:
         client.call("exec.start", exec_id="e", argv=counting(SIZE), attach={"window_bytes": 1000})
-        assert other.call("exec.wait", exec_id="e")["code"] == 0
+        assert other.call("exec.wait", exec_id="e", until="closed")["code"] == 0
         assert other.call("exec.inspect", exec_id="e")["flow"] == "block"
+        if is_forgotten:
+            other.call("exec.forget", exec_id="e")
+            assert bytes_on_disk(other) > SIZE - MIB
         got, is_over = 0, False
         while not is_over:
             client.receive()
@@ -452,6 +456,8 @@ def test_a_blocking_reader_that_stops_reading_does_not_hold_what_fits_the_spool(
             client.notes.clear()
             client.answers.clear()
         assert got == SIZE
+        if is_forgotten:
+            wait_for(lambda: bytes_on_disk(other) == 0)
 
 
 def test_a_blocking_reader_holds_the_command_once_the_spool_is_full(

@@ -8,16 +8,17 @@ import os
 import signal
 import subprocess
 import termios
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
 
 from runnerd.protocol.requests import Pty
 from tests.harness import REPOSITORY, wait_for, with_default_signals
+from tests.proxy import Proxy
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
-    from pathlib import Path
+    from collections.abc import Callable, Iterator
 
     from tests.harness import RunnerdProcess
 
@@ -28,6 +29,7 @@ class Person:
     def __init__(self, words: list[str], errors: Path) -> None:
         self.keyboard, self.terminal = os.openpty()
         termios.tcsetwinsize(self.terminal, (30, 100))
+        self.mode = termios.tcgetattr(self.terminal)
         self.errors = errors
         self.seen = b""
         with errors.open("wb") as stderr:
@@ -57,7 +59,16 @@ class Person:
         wait_for(has_come, 20)
 
     def types(self, keys: bytes) -> None:
-        os.write(self.keyboard, keys)
+        os.set_blocking(self.keyboard, True)
+        while keys:
+            keys = keys[os.write(self.keyboard, keys) :]
+
+    def is_idle_after(self, number: signal.Signals) -> bool:
+        """Return whether a signal sent was taken, and it sleeps again."""
+        status = Path(f"/proc/{self.process.pid}/status").read_text()
+        fields = dict(line.split(":\t", 1) for line in status.splitlines())
+        is_pending = int(fields["ShdPnd"], 16) >> (number - 1) & 1
+        return not is_pending and fields["State"].startswith("S")
 
     def hang_up(self) -> None:
         os.close(self.keyboard)
@@ -122,3 +133,114 @@ def test_a_command_that_prints_nothing_is_told_the_size_of_whoever_comes(
         with person(runnerd_daemon, tmp_path / "errors", "attach", "-it", *words, "x"):
             wait_for(has_our_size, 20)
         client.cancel("x", grace_s=0)
+
+
+def test_a_paste_that_finds_no_room_waits_and_arrives_whole(
+    start_daemon: Callable[..., RunnerdProcess], tmp_path: Path
+) -> None:
+    """The command does not read until writes have waited for room in vain."""
+    daemon = start_daemon("--stdin-queue-bytes-max", "65536")
+    go, got = tmp_path / "go", tmp_path / "got"
+    script = (
+        "stty raw -echo; echo ready; until [ -e $0 ]; do sleep 0.02; done; "
+        "head -c 200000 >$1.part; mv $1.part $1; exec sleep 1000"
+    )
+    command = ["sh", "-c", script, str(go), str(got)]
+    words = daemon.ctl_words("run", "-it", "--id", "x", "--", *command)
+    words[2] = f"import runnerd.ctl.keys as keys; keys.ROOM_WAIT_S = 0.01; {words[2]}"
+    pasted = b"".join(b"%07d\n" % number for number in range(25000))
+    with contextlib.closing(Person(words, tmp_path / "errors")) as one, daemon.connect() as client:
+        one.until(b"ready")
+        one.types(pasted)
+        wait_for(lambda: (client.inspect("x").stdin_accepted_bytes or 0) >= 65536, 20)
+        go.touch()
+        wait_for(got.exists, 20)
+        assert got.read_bytes() == pasted
+        client.cancel("x", grace_s=0)
+
+
+def test_the_detach_keys_work_where_no_other_key_is_taken_any_more(
+    runnerd_daemon: RunnerdProcess, tmp_path: Path
+) -> None:
+    """A newer owner's fence refuses our keys; we must not be shut in with the command."""
+    words = ["run", "-it", "--id", "x", "--fence", "1", "--", "sh", "-c", "echo ready; exec cat"]
+    with person(runnerd_daemon, tmp_path / "errors", *words) as one:
+        one.until(b"ready")
+        with runnerd_daemon.connect(fence=2) as owner:
+            one.types(b"a")
+            wait_for(lambda: b"no longer passed on" in one.errors.read_bytes(), 20)
+            one.types(b"b")
+            one.types(b"\x10\x11")
+            code, said = one.end()
+            assert code == 0, said
+            assert b"attach -it x" in said
+            assert owner.inspect("x").state == "running"
+            owner.cancel("x", grace_s=0)
+
+
+@contextlib.contextmanager
+def unanswered(daemon: RunnerdProcess, folder: Path, options: str) -> Iterator[Person]:
+    """Somebody whose start has taken effect, without an answer; it is x."""
+    words = daemon.ctl_words("run", options, "--id", "x", "--", "sleep", "1000")
+    proxy = Proxy(folder / "proxy.sock", daemon.socket_path)
+    words[words.index(daemon.socket_path)] = proxy.path
+    proxy.swallows_after_hello = True
+    with (
+        contextlib.closing(Person(words, folder / "errors")) as one,
+        proxy,  # whose threads begin here
+        daemon.connect() as client,
+    ):
+        wait_for(lambda: any(each.exec_id == "x" for each in client.list_execs()), 20)
+        yield one
+        assert b"hint: to end it then: runnerctl cancel x\n" in one.errors.read_bytes()
+        assert client.inspect("x").state == "running"
+        client.cancel("x", grace_s=0)
+
+
+@pytest.mark.parametrize("options", ["-it", "-t"])
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP])
+def test_a_start_that_is_not_answered_is_left_at_the_second_signal(
+    runnerd_daemon: RunnerdProcess, tmp_path: Path, options: str, number: signal.Signals
+) -> None:
+    """The first is kept for the command, in case the answer comes."""
+    with unanswered(runnerd_daemon, tmp_path, options) as one:
+        one.process.send_signal(number)
+        wait_for(lambda: one.is_idle_after(number), 20)
+        one.process.send_signal(number)
+        assert one.end()[0] == 128 + number
+        assert termios.tcgetattr(one.terminal) == one.mode
+
+
+@pytest.mark.parametrize("options", ["-it", "-t"])
+def test_a_start_that_is_not_answered_is_left_by_ctrl_c(
+    runnerd_daemon: RunnerdProcess, tmp_path: Path, options: str
+) -> None:
+    """Until there is a command it is no key for it."""
+
+    def has_left() -> bool:
+        one.types(b"\x03")
+        return one.process.poll() is not None
+
+    with unanswered(runnerd_daemon, tmp_path, options) as one:
+        wait_for(has_left, 20)
+        assert one.end()[0] == 128 + signal.SIGINT
+        assert termios.tcgetattr(one.terminal) == one.mode
+
+
+def test_the_last_ctrl_c_says_that_the_command_may_run_on(
+    runnerd_daemon: RunnerdProcess, tmp_path: Path
+) -> None:
+    """The daemon is frozen: what was said of cancelling and killing has not happened."""
+    words = ["run", "-t", "--id", "x", "--", "sh", "-c", "echo ready; exec sleep 1000"]
+    with person(runnerd_daemon, tmp_path / "errors", *words) as one:
+        one.until(b"ready")
+        runnerd_daemon.process.send_signal(signal.SIGSTOP)
+        try:
+            for _ in range(4):
+                one.process.send_signal(signal.SIGINT)
+                wait_for(lambda: one.process.poll() or one.is_idle_after(signal.SIGINT), 20)
+            code, said = one.end()
+        finally:
+            runnerd_daemon.process.send_signal(signal.SIGCONT)
+    assert code == 128 + signal.SIGINT
+    assert said.endswith(b"it may run on\nhint: runnerctl inspect x\n")

@@ -64,11 +64,11 @@ def accounts(start_daemon: Daemons) -> Iterator[Wrapped]:
     )
     clients: list[Client] = []
 
-    def start(*privileges: str, **more: Any) -> Client:
+    def start(*privileges: str, options: tuple[str, ...] = (), **more: Any) -> Client:
         wrapper = [unshare, "--mount", "--propagation", "private", "sh", "-c", mounts, "sh"]
         if privileges:
             wrapper += [needs.program("setpriv", "util-linux"), *privileges]
-        client = start_daemon(wrapper=wrapper, **more).connect()
+        client = start_daemon(*options, wrapper=wrapper, **more).connect()
         clients.append(client)
         return client
 
@@ -299,6 +299,10 @@ def test_what_is_missing_is_named(accounts: Wrapped) -> None:
     client = accounts(bounded("setgid", "kill"))
     assert refused(client, user="build") == ("start_failed", "user", "EPERM")
     assert printed(client, ["id", "-u"], user="root") == ["0"]  # who it is already
+    client = accounts(bounded("setuid", "kill"), options=("--user", "build"))
+    for user in (None, "plain"):  # by the daemon's option, or by the request
+        with pytest.raises(RemoteError, match=f"the groups of '{user or 'build'}'"):
+            client.start(["true"], user=user)
 
 
 # -------------------------------------------------------------------------------------- limits

@@ -171,6 +171,37 @@ def test_parked_shims(sandbox: Sandbox, number: signal.Signals) -> None:
         sandbox.check_unharmed(client, victim)
 
 
+WAITING: Final = """
+pairs = [(shim, child) for shim in children(DAEMON) if shim not in (SHIM, int(sys.argv[1]))
+         for child in children(shim)]
+for shim, child in pairs:
+    said(os.kill, child, signal.SIGSTOP)
+    if sys.argv[2] == 'kill':
+        said(os.kill, shim, signal.SIGKILL)
+tell(*(child for _, child in pairs))
+"""
+
+
+@pytest.mark.parametrize("shims", ["leave", "kill"])
+def test_the_children_of_parked_shims(sandbox: Sandbox, shims: str) -> None:
+    """Stopped, they are woken by their job, and die with their shims: no start fails for them."""
+    with sandbox.connect() as client:
+        victim, pid = sandbox.start_victim(client)
+        shim = shim_of(sandbox, client, pid)
+        wait_for(lambda: client.call("daemon.info")["parked_shims"] == 3)
+        (told,) = sandbox.attack(client, WAITING, shim, shims)
+        stopped = {int(word) for word in told.split()}
+        assert len(stopped) >= 2
+        for _ in range(4):
+            sandbox.check_well(client)
+        if sandbox.is_one_user and shims == "kill":
+            code = (
+                "tell(*(pid for pid in map(int, sys.argv[1:]) if os.path.exists(f'/proc/{pid}')))"
+            )
+            wait_for(lambda: sandbox.attack(client, code, *stopped) == [""])
+        sandbox.check_unharmed(client, victim)
+
+
 @pytest.mark.parametrize("pattern", ["python", "python3", "runnerd", "runnerd-shim"])
 def test_pkill_by_name(sandbox: Sandbox, pattern: str) -> None:
     """`pkill -f python` meets neither daemon nor shims; what it meets by their names is TERM."""

@@ -14,6 +14,7 @@ KILL = {"x86_64": 62, "aarch64": 129}[platform.machine()]
 CLOSE_RANGE, PIDFD_OPEN, PIDFD_SEND_SIGNAL = 436, 434, 424
 SETRESUID = {"x86_64": 117, "aarch64": 147}[platform.machine()]
 CAPSET = {"x86_64": 126, "aarch64": 91}[platform.machine()]
+SENDMSG = {"x86_64": 46, "aarch64": 211}[platform.machine()]
 PRCTL = {"x86_64": 157, "aarch64": 167}[platform.machine()]
 
 

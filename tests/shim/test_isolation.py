@@ -390,6 +390,44 @@ def test_the_child_leaves_with_a_killed_shim_while_parked(start: Start, n: int) 
     os.waitpid(child, 0)
 
 
+def test_a_stopped_parked_child_leaves_with_a_killed_shim(start: Start) -> None:
+    """Stopped, it sees no end of its socket."""
+    shim = start()
+    child: int = shim.said[0].pid  # type: ignore[union-attr]
+    stop(child)
+    os.kill(shim.pid, signal.SIGKILL)
+    shim.wait()
+    wait_until(lambda: (proc_field(child, "State") or "Z")[0] == "Z")
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == -signal.SIGKILL
+
+
+def test_a_stopped_parked_child_goes_on_with_its_job(shim: Shim) -> None:
+    stop(shim.said[0].pid)  # type: ignore[union-attr]
+    output, exited = shim.output(job("echo", "hello"))
+    assert (output, exited.value) == (b"hello\n", 0)
+
+
+def stop(pid: int) -> None:
+    wait_until(lambda: proc_field(pid, "State") == "S (sleeping)")  # it waits for its job
+    os.kill(pid, signal.SIGSTOP)
+    wait_until(lambda: (proc_field(pid, "State") or "")[:1] == "T")
+
+
+def test_a_command_outlives_its_killed_shim(start: Start) -> None:
+    """It is not parked any more: its end is for runnerd to bring about, by TERM first."""
+    shim = start()
+    script = "trap 'exit 42' TERM; echo up; while :; do sleep 0.01; done"
+    read_fd, write_fd = os.pipe()
+    with os.fdopen(read_fd) as stream:
+        pid = shim.start(job("sh", "-c", script), [write_fd, write_fd, write_fd]).pid
+        os.close(write_fd)
+        assert stream.readline() == "up\n"
+        os.kill(shim.pid, signal.SIGKILL)
+        shim.wait()
+        os.kill(pid, signal.SIGTERM)
+        assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 42
+
+
 def test_a_killed_shim_loses_no_status(start: Start, mutant: Mutant) -> None:
     """Between the word and the reap: what adopts the zombie still finds its status."""
     program = mutant(

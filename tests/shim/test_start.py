@@ -382,6 +382,16 @@ def test_an_end_during_the_start_is_no_start(shim: Shim, busy_program: Path) -> 
     shim.wait_for(Empty)
 
 
+@pytest.mark.parametrize("number", [errno.ETOOMANYREFS, errno.ENOMEM, errno.ENOBUFS])
+def test_a_job_that_cannot_be_handed_on_is_said_at_once(start: Start, number: int) -> None:
+    """The child would wait for it, and runnerd for the child."""
+    shim = start(prepare=lambda: seccomp.refuse(number, seccomp.SENDMSG))
+    child = shim.said[0].pid  # type: ignore[union-attr]
+    assert shim.fail(job("true")) == Failed("job", number, interpreter=False)
+    assert shim.wait() == 0
+    assert proc_field(child, "State") is None
+
+
 # ------------------------------------------------------------------------------ at the pids limit
 
 

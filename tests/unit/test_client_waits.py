@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 import threading
 from typing import TYPE_CHECKING
 
@@ -11,13 +12,13 @@ import pytest
 from runnerd.client import asynchronous
 from runnerd.client.async_link import Bells
 from runnerd.client.blocking import connect
-from runnerd.client.errors import Ambiguous, ClientTimeout, StreamLost
+from runnerd.client.errors import Ambiguous, ClientError, ClientTimeout, StreamLost
 from runnerd.client.link import Link
 from runnerd.client.session import Failure
-from runnerd.protocol.answers import Empty
+from runnerd.protocol.answers import Empty, WriteAnswer
 from runnerd.protocol.daemon_requests import Ping
 from runnerd.protocol.events import EventNote, EventsAnswer
-from runnerd.protocol.requests import ExecSignal
+from runnerd.protocol.requests import ExecSignal, ExecWrite
 from tests.unit.fake_daemon import FakeDaemon, Peer
 
 if TYPE_CHECKING:
@@ -111,3 +112,34 @@ def test_an_on_lost_that_raises_keeps_no_answer_back(tmp_path: Path) -> None:
         assert isinstance(failure, Failure)
         assert failure.request_id == sent
         assert isinstance(failure.error, Ambiguous)
+
+
+def test_an_interrupted_write_is_the_last_of_its_handle(tmp_path: Path) -> None:
+    def interrupt(_number: int, _frame: object) -> None:
+        raise KeyboardInterrupt
+
+    taken = bytearray()
+
+    def write(peer: Peer, request_id: Id, params: Params) -> None:
+        # The first is taken, and its answer comes after whoever waited for it was interrupted.
+        assert isinstance(params, ExecWrite)
+        assert params.offset is not None
+        is_first = not taken
+        taken[params.offset :] = taken[params.offset :] or params.data
+        if is_first:
+            signal.pthread_kill(threading.main_thread().ident or 0, signal.SIGUSR1)
+        else:
+            peer.answer(request_id, WriteAnswer(accepted_bytes=len(taken), room_bytes=1))
+
+    before = signal.signal(signal.SIGUSR1, interrupt)
+    script = {"exec.start": lambda peer, number, _: peer.started(number), "exec.write": write}
+    try:
+        with FakeDaemon(tmp_path / "s", script) as daemon, connect(daemon.path) as client:
+            handle = client.start(["x"], stdin="pipe")
+            with pytest.raises(KeyboardInterrupt):
+                handle.write(b"hello\n")
+            with pytest.raises(ClientError, match="broken off half-way"):
+                handle.write(b"quit\n")
+            assert taken == b"hello\n"
+    finally:
+        signal.signal(signal.SIGUSR1, before)

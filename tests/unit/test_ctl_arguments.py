@@ -183,7 +183,7 @@ def test_an_unknown_option_points_at_the_help_that_lists_the_options(
         (["run", "--nice", "1.5", "--", "a"], "argument --nice: '1.5' is no whole number"),
         (["logs", "--after", "x", "a"], "argument --after: 'x' is no whole number"),
         (["wait", "--timeout", "", "a"], "argument --timeout: '' is no number"),
-        (["top", "--interval", "0"], "--interval: at least 0.1 seconds"),
+        (["top", "--interval", "0"], "--interval: 0.1 to 86400 seconds"),
         (["ps", "--label", "x"], "--label: 'x' is not NAME=VALUE"),
         *(
             (
@@ -193,6 +193,10 @@ def test_an_unknown_option_points_at_the_help_that_lists_the_options(
             for text in ("-1", "0", "nan", "1e10")
         ),
         (["health", "--wait", "x"], "argument --wait: 'x' is no number"),
+        *(
+            (words, f"{words[-2]} is for whoever connects through the bridge to say")
+            for words in (["bridge", "--fence", "1"], ["bridge", "--token-file", "f"])
+        ),
     ],
 )
 def test_a_bad_value_is_said_in_plain_words_with_a_hint(

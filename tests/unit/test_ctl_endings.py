@@ -98,7 +98,7 @@ def test_a_receipt_reads_as_what_happened() -> None:
 
 def test_a_command_is_written_on_one_short_line() -> None:
     assert command_line(["sh", "-c", "a  b"]) == "sh -c 'a  b'"
-    assert command_line(["a\n\x1b[31m"]) == "'a??[31m'"
+    assert command_line(["a\n\x1b[31m"]) == "'a\\n\\x1b[31m'"
     assert len(command_line(["x" * 500])) == 60
 
 

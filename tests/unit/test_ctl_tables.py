@@ -7,10 +7,12 @@ from typing import Any
 
 import pytest
 
+from runnerd.ctl.cancel import receipt_lines
 from runnerd.ctl.printing import short_size
 from runnerd.ctl.ps import row, tree_rows
 from runnerd.ctl.top import CpuUse, rows, show
-from runnerd.protocol.answers import ExecInfo, ProcessInfo, Usage
+from runnerd.protocol.answers import CancelAnswer, ExecInfo, ProcessInfo, Usage
+from runnerd.protocol.exits import Receipt, Survivor
 
 
 def process(pid: int, ppid: int, **fields: Any) -> ProcessInfo:
@@ -64,6 +66,15 @@ def test_what_cannot_be_seen_is_a_dash() -> None:
 def test_a_name_cannot_move_the_cursor() -> None:
     row = tree_rows(info(processes=[process(2, 1, command="\x1b[2J")]))[1]
     assert "\x1b" not in row[-1]
+
+
+def test_a_survivors_name_cannot_move_the_cursor_either() -> None:
+    """PR_SET_NAME takes any bytes, prctl(2)."""
+    left = Survivor(pid=7, reason="D", command="\x1b[2J\x9b")
+    answer = CancelAnswer(outcome="survivors", receipt=Receipt(survivors=[left]))
+    assert list(receipt_lines("e", answer))[-1] == (
+        "  left: 7 (\\x1b[2J\\x9b) in uninterruptible sleep"
+    )
 
 
 def test_cpu_use_is_between_two_looks_and_at_first_since_the_start() -> None:

@@ -6,12 +6,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from runnerd.client.errors import Ambiguous, ClientError
+from runnerd.client.errors import Ambiguous, ClientError, RemoteError
 from runnerd.ctl.detaching import DEFAULT_KEYS, DetachScanner, detach_keys
-from runnerd.ctl.interactive import KeyFeeder
+from runnerd.ctl.keys import KeyFeeder
 from runnerd.ctl.main import build_parser
 from runnerd.ctl.screen import Modes, without_queries
 from runnerd.protocol.answers import WriteAnswer
+from runnerd.protocol.errors import RequestError
 
 
 @pytest.mark.parametrize("command", [["run", "--", "x"], ["attach", "x"]])
@@ -147,6 +148,42 @@ def test_keys_are_appended_and_what_others_type_does_not_count() -> None:
     feeder.answered(WriteAnswer(accepted_bytes=1002, room_bytes=1))
     assert (feeder.next_write(), feeder.rest()) == (None, None)
     assert feeder.wants_data
+
+
+def test_keys_that_found_no_room_are_sent_again_and_none_is_doubled() -> None:
+    """A program that does not read for a minute, and then does."""
+    feeder = KeyFeeder("x", 100)
+    feeder.offer(b"abcdef")
+    feeder.next_write()
+    feeder.offer(b"gh")
+    feeder.answered(WriteAnswer(accepted_bytes=102, room_bytes=0))
+    write = feeder.next_write()
+    assert write is not None
+    assert write.data == b"cdefgh"
+    feeder.answered(WriteAnswer(accepted_bytes=102, room_bytes=0))
+    write = feeder.next_write()
+    assert write is not None
+    assert write.data == b"cdefgh"
+    # Three, and nobody knows whose: ours at most, so none of the first three is sent again.
+    feeder.answered(WriteAnswer(accepted_bytes=105, room_bytes=0))
+    write = feeder.next_write()
+    assert write is not None
+    assert write.data == b"fgh"
+    feeder.answered(WriteAnswer(accepted_bytes=1000, room_bytes=1))
+    assert (feeder.next_write(), feeder.rest()) == (None, None)
+
+
+def test_a_busy_daemon_is_left_alone_for_a_while_and_what_it_took_is_not_sent_again() -> None:
+    feeder = KeyFeeder("x")
+    feeder.offer(b"abcdef")
+    feeder.next_write()
+    busy = RequestError("busy", "too much waits", retry_after_s=0.5, accepted_bytes=2)
+    feeder.failed(RemoteError.before_sending(busy))
+    assert (feeder.is_over, feeder.pause_s, feeder.next_write()) == (False, 0.5, None)
+    feeder.resume()
+    write = feeder.next_write()
+    assert write is not None
+    assert write.data == b"cdef"
 
 
 def test_keys_that_may_be_lost_are_not_sent_again_and_later_ones_are() -> None:

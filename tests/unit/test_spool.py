@@ -240,7 +240,7 @@ class SpoolMachine(RuleBasedStateMachine):
     @rule()
     def disk_fails(self) -> None:
         if self.disk.queue and len(self.disk.queue[0]) == 4:
-            for writer in self.all:
+            for writer in [*self.all, *self.forgotten]:
                 writer.is_blocking = writer.is_blocking and writer.its is not self.disk.queue[0][0]
         self.disk.work(fails=True)
         self.disk.hand_over()
@@ -275,8 +275,17 @@ class SpoolMachine(RuleBasedStateMachine):
         if writer.readers:
             writer.readers[reader % len(writer.readers)].read(writer.written, most)
             writer.gate.may_read(writer.its, self.budget.tail_bytes)
-            self.budget.want(writer.its)
+            self.budget.read_on(writer.its)
             self.disk.hand_over()
+
+    @precondition(lambda self: self.forgotten)
+    @rule(at=st.integers(0, 3), most=st.integers(1, 12))
+    def read_what_is_owed(self, at: int, most: int) -> None:
+        writer = self.forgotten[at % len(self.forgotten)]
+        for reader in writer.readers:
+            reader.read(writer.written, most)
+        writer.gate.may_read(writer.its, self.budget.tail_bytes)
+        self.budget.read_on(writer.its)
 
     @rule(at=st.integers(0, 3))
     def finish(self, at: int) -> None:
@@ -296,30 +305,31 @@ class SpoolMachine(RuleBasedStateMachine):
             self.all.remove(writer)
             self.budget.remove(writer.its)
             self.forgotten.append(writer)
-            assert writer.its.protected_seq is not None or not writer.its.cost
-            for reader in writer.readers:
-                assert reader.read(writer.written, 10**6)  # nothing of it is on disk any more
+            if writer.its.protected_seq is None:
+                assert (writer.its.cost, writer.its.slot_count) == (0, 0)
+                for reader in writer.readers:
+                    assert reader.read(writer.written, 10**6)  # nothing of it is on disk any more
 
     @invariant()
     def the_books_are_right(self) -> None:
-        for writer in self.all:
-            writer.check()
         counted = [*self.all, *self.forgotten]  # of these what a waiting reader is still owed
+        for writer in counted:
+            writer.check()
         assert self.budget.used_bytes == sum(each.its.cost for each in counted)
         assert self.disk.cache.used_bytes <= 3 * SMALL_BLOCK
         taken = [
             range(at, at + size)
-            for each in self.all
+            for each in counted
             for block in each.its.spool.blocks
             for at, size in each.its.spool.extents(block.start, block.used_bytes)
         ]
         taken.sort(key=lambda each: each.start)
         assert all(one.stop <= next_.start for one, next_ in itertools.pairwise(taken))
-        assert self.slots.used == sum(each.its.slot_count for each in self.all)
+        assert self.slots.used == sum(each.its.slot_count for each in counted)
 
     def teardown(self) -> None:
         """Everybody reads to the end, and what they have and miss is everything."""
-        for writer in self.all:
+        for writer in [*self.all, *self.forgotten]:
             for reader in writer.readers:
                 for _ in range(2000):
                     if reader.read(writer.written, 10**6):
@@ -332,6 +342,11 @@ class SpoolMachine(RuleBasedStateMachine):
                     if reader.ends[stream] == reader.got[stream] + reader.lost[stream]:
                         continue
                     assert reader.subscription.cursor_seq >= 1  # began later, told so
+        for writer in self.forgotten:
+            writer.gate.may_read(writer.its, self.budget.tail_bytes)
+            self.budget.read_on(writer.its)
+            assert (writer.its.cost, writer.its.slot_count) == (0, 0)
+        assert not {each.its for each in self.forgotten} & set(self.slots.holders())
 
 
 TestSpool = SpoolMachine.TestCase
@@ -489,6 +504,48 @@ def test_a_blocking_reader_that_keeps_up_is_never_held_for_a_disk_that_does_not(
     assert (reader.got[0], reader.lost) == (len(writer.written[0]), [0, 0])
 
 
+def test_after_a_lag_what_is_left_is_written_at_once() -> None:
+    writer, disk = make()
+    while not writer.its.spool.lags:
+        disk.hand_over()  # and it never works
+        writer.write(0, 100)
+    assert writer.its in disk.budget.wanting
+
+
+def test_commands_that_wait_for_lost_readers_wait_for_the_disk_and_do_not_lose_it() -> None:
+    """Together they are over the total: nothing of theirs could be let go, so it is no lag."""
+    budget = TailBudget(SMALL, Slots(120, 40))
+    disk = FakeDisk(budget)
+    writers = [Writer(budget) for _ in range(3)]
+    for writer in writers:
+        writer.gate.lost(block_gate(writer, disk).subscription, NOW_S)
+
+    def write_round() -> bool:
+        size = chunk_bytes(budget.tail_bytes)
+        for writer in writers:
+            writer.gate.spills = True
+        open_now = [each for each in writers if each.gate.may_read(each.its, budget.tail_bytes)]
+        for writer in open_now:
+            writer.write(0, size)
+            disk.hand_over()
+        return bool(open_now)
+
+    while write_round():
+        pass  # the disk does not work
+    record = chunk_bytes(budget.tail_bytes) + RECORD_COST_BYTES
+    assert 0 < budget.used_bytes - SMALL.transcript_total_bytes_max <= len(writers) * record
+    stood = [each.its.last_seq for each in writers]
+    for _ in range(100):
+        disk.work()
+        disk.hand_over()
+        write_round()
+    assert [each.its.spool.lags for each in writers] == [0, 0, 0]
+    assert [each.its.spool.state for each in writers] == ["on", "on", "on"]
+    for writer, before in zip(writers, stood, strict=True):
+        assert writer.its.last_seq > 2 * before
+        assert writer.its.first_seq == 1
+
+
 def close(writer: Writer, disk: FakeDisk) -> None:
     writer.its.mark_exited()
     writer.its.mark_closed()
@@ -626,6 +683,43 @@ def test_a_blocking_reader_that_takes_nothing_holds_the_command_once_the_spool_i
     assert (reader.got[0], reader.lost) == (len(writer.written[0]), [0, 0])
     assert writer.gate.may_read(writer.its, disk.budget.tail_bytes)
     assert not writer.gate.spills
+
+
+def test_what_a_reader_is_waited_for_stays_on_disk_when_its_exec_is_forgotten() -> None:
+    slots = Slots(16, 16)
+    writer, disk = make(slots)
+    reader = block_gate(writer, disk)
+    writer.gate.spills = True
+    write_while_open(writer, disk)
+    close(writer, disk)
+    disk.budget.remove(writer.its)
+    assert slots.used == writer.its.slot_count > 0
+    read_to_end(reader, writer, disk)
+    assert (reader.got[0], reader.lost) == (len(writer.written[0]), [0, 0])
+    writer.gate.may_read(writer.its, disk.budget.tail_bytes)
+    disk.budget.read_on(writer.its)
+    assert (slots.used, slots.holders(), disk.budget.used_bytes) == (0, [], 0)
+
+
+def test_what_is_owed_of_a_forgotten_exec_goes_once_nobody_is_waited_for() -> None:
+    """Or once the disk cannot be read: then the memory's part alone is owed."""
+    slots = Slots(16, 16)
+    writer, disk = make(slots)
+    block_gate(writer, disk)
+    writer.gate.spills = True
+    write_while_open(writer, disk)
+    writer.write(0, 100)  # and this is not written any more
+    close(writer, disk)
+    disk.budget.remove(writer.its)
+    assert slots.holders() == [writer.its]  # who is told that the disk hangs
+    writer.its.degrade("cannot read", is_readable=False)
+    disk.budget.read_on(writer.its)
+    assert (slots.used, slots.holders()) == (0, [])
+    assert disk.budget.used_bytes == writer.its.cost > 0
+    writer.gate.open_for_good()
+    writer.gate.may_read(writer.its, disk.budget.tail_bytes)
+    disk.budget.read_on(writer.its)
+    assert disk.budget.used_bytes == 0
 
 
 def test_a_write_that_fails_drops_nothing_a_blocking_reader_has_not_been_sent() -> None:
