@@ -177,12 +177,13 @@ def _value_patterns(
 def _closed(text: str, start: int) -> int:
     """Return what is behind the bracket that closes the one at `start`; all, where none does.
 
-    An apostrophe may be no quote, and then brackets behind it count: the farther end is taken.
+    An apostrophe may be no quote, and nor may anything; then brackets behind it count: the farthest
+    end is taken.
     """
-    return max(_close(text, start, has_quotes=True), _close(text, start, has_quotes=False))
+    return max(_close(text, start, quotes) for quotes in ("\"'", '"', ""))
 
 
-def _close(text: str, start: int, *, has_quotes: bool) -> int:
+def _close(text: str, start: int, quotes: str) -> int:
     awaited: list[str] = []
     quote, level = "", 0
     for sign in _SIGNS.finditer(text, start):
@@ -192,9 +193,9 @@ def _close(text: str, start: int, *, has_quotes: bool) -> int:
             if char == quote and escapes % (2 * level + 2) == level:
                 quote = ""
         elif char in "\"'":
-            if has_quotes:
+            if char in quotes:
                 quote, level = char, escapes if escapes & (escapes + 1) == 0 else 0
-        elif escapes % 2 == 1 and has_quotes:
+        elif escapes % 2 == 1 and quotes:
             continue
         elif char in _CLOSING:
             awaited.append(_CLOSING[char])

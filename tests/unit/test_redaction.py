@@ -152,6 +152,7 @@ def test_words_of_a_command_line(argv: list[str], shown: list[str]) -> None:
         ("tokens = [['a', 'b'], '@'] ; c", "tokens = # ; c"),
         ("token = get('a', (1, 2), '@') ; c", "token = # ; c"),
         ("{auth: {a: it's, b: {c: isn't}, v: @}} c", "{auth: #"),
+        ("TOKEN=(it's (\"b )\" it's) @) y", "TOKEN=# y"),
         ("TOKEN=$(f (a @", "TOKEN=#"),  # what is not closed reaches to the end
     ],
 )  # fmt: skip
