@@ -134,8 +134,8 @@ class Conversation:
 
     def sent(self, count_bytes: int) -> None:
         """Take that the first `count_bytes` of `unsent` were handed over."""
+        self._sent_bytes += count_bytes  # first: interrupted here, too much counts as sent
         del self._unsent[:count_bytes]
-        self._sent_bytes += count_bytes
 
     def _queue(self, framed: bytes) -> int:
         self._unsent += framed
@@ -264,6 +264,12 @@ class Conversation:
         self._resuming[wire_id] = _NOBODY
         self._queue(framed)
 
+    @property
+    def subscriptions(self) -> dict[int, str]:
+        """Its open subscriptions, by number: whose output, "" for events."""
+        followed = {number: each.checks.exec_id for number, each in self._followed.items()}
+        return followed | dict.fromkeys(self._watched, "")
+
     def _wire_number(self, subscription: int) -> int | None:
         followed = self._followed.get(subscription)
         return self._watched.get(subscription) if followed is None else followed.wire_number
@@ -312,20 +318,21 @@ class Conversation:
     def lost(self) -> list[Occurrence]:
         """End the connection; afterwards `opened` may begin the next one.
 
+        Interrupted, it can be called again, and counts nothing as never sent that was.
+
         Returns:
             The answers of requests that are over with it, in the order made.
         """
-        sent_bytes = self._sent_bytes
-        self._disconnect()
         for followed in self._followed.values():
             followed.lost()
         self._watched = dict.fromkeys(self._watched)
         told: list[Occurrence] = []
         for own_id, asked in [*self._asked.items()]:
-            event = asked.lost(own_id, sent_bytes)
+            event = asked.lost(own_id, self._sent_bytes)
             if event is not None:
                 del self._asked[own_id]
                 told.append(event)
+        self._disconnect()
         if self._is_stopping and self.end is None:
             self.end = self.lost_error()
         return told

@@ -14,7 +14,7 @@ from runnerd.protocol.events import EventsAnswer
 from runnerd.protocol.notes import ClosedNote, OutputNote, StoppingNote, SupersededNote
 
 from .conversation import Conversation, Occurrence
-from .errors import ClientError, OutputOverflow
+from .errors import ClientError, Interrupted, OutputOverflow
 from .pending import QUEUE_BYTES_MAX, Unfollowed
 from .session import Answer, Failure, SubscriptionNote
 
@@ -110,6 +110,12 @@ class Router:
         overflow, self._overflow = self._overflow, None
         if overflow is not None:
             raise overflow
+
+    def break_off(self) -> None:
+        """End every subscription, and tell so: what came for it may not all have been told."""
+        for number, exec_id in self.conversation.subscriptions.items():
+            self._hand_out(Unfollowed(number, exec_id, Interrupted()))
+            self.detach(number)
 
     def _hand_out(self, event: Occurrence) -> None:
         if isinstance(event, (Answer, Failure)):

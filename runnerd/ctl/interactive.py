@@ -27,7 +27,7 @@ from runnerd.protocol.requests import ExecDetach, ExecResize, ExecSignal, ExecSt
 from .detaching import DetachScanner
 from .endings import SIGNAL_BASE, say, say_bare, say_hint, say_reconnecting
 from .keys import KeyFeeder
-from .passing import Passer
+from .passing import PASSED_SIGNALS, Passer
 from .screen import Modes, without_queries
 from .streams import write_all
 from .terminal import RawTerminal, local_size
@@ -45,7 +45,19 @@ if TYPE_CHECKING:
 
 RECENT_BYTES: Final = 64 * 1024
 _READ_BYTES: Final = 64 * 1024
-_HANGING_UP: Final = (signal.SIGTERM, signal.SIGHUP)
+_HANGING_UP: Final = (
+    signal.SIGTERM,
+    signal.SIGHUP,
+    # None of these is for a command, but each would end us by its default, and our terminal raw.
+    signal.SIGALRM,
+    signal.SIGVTALRM,
+    signal.SIGPROF,
+    signal.SIGXCPU,
+    signal.SIGIO,
+    signal.SIGPWR,
+    signal.SIGSTKFLT,
+    *range(signal.SIGRTMIN, signal.SIGRTMAX + 1),
+)
 
 
 class _Leaving(Exception):  # noqa: N818 - no error
@@ -239,7 +251,7 @@ class TerminalPasser(Passer):
         self._catch_hang_up()
 
     def _catch_hang_up(self) -> None:
-        for number in _HANGING_UP if self._owns else (*_HANGING_UP, signal.SIGINT):
+        for number in _HANGING_UP if self._owns else {*_HANGING_UP, *PASSED_SIGNALS}:
             if signal.getsignal(number) is not signal.SIG_IGN:
                 signal.signal(number, self._on_hang_up)
 

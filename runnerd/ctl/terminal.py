@@ -124,6 +124,8 @@ class RawTerminal:
         signal.signal(signal.SIGTSTP, signal.SIG_DFL)
         os.kill(os.getpid(), number)
         signal.signal(signal.SIGTSTP, self._stop)
+        # Nobody could continue an orphaned process group, so the kernel does not stop it either.
+        self._make_raw()
 
     def _continue(self, _number: int, _frame: FrameType | None) -> None:
         self._make_raw()
