@@ -23,16 +23,20 @@ def test_a_request_is_taken_though_an_answer_before_it_meets_the_closed_socket(
     """The daemon finds both at once: an exit to tell a client that is gone, and its last word."""
     with RawClient(runnerd_daemon.socket_path) as witness:
         for at in range(10):
-            with RawClient(runnerd_daemon.socket_path) as client:
-                begun = client.call("exec.start", argv=["cat"], stdin="pipe")
-                client.send("exec.wait", exec_id=begun["exec_id"])
-                client.call("ping")
-                os.kill(runnerd_daemon.pid, signal.SIGSTOP)
-                try:
-                    os.kill(begun["pid"], signal.SIGKILL)
-                    wait_for(lambda pid=begun["pid"]: not is_alive(pid))
-                    client.send("exec.start", exec_id=f"last-{at}", argv=["true"])
-                    client.sock.close()
-                finally:
-                    os.kill(runnerd_daemon.pid, signal.SIGCONT)
-            wait_for(lambda exec_id=f"last-{at}": exec_id in known(witness))
+            ask_and_part(runnerd_daemon, f"last-{at}")
+            wait_for(lambda: f"last-{at}" in known(witness))  # noqa: B023  # waited for at once
+
+
+def ask_and_part(daemon: RunnerdProcess, exec_id: str) -> None:
+    with RawClient(daemon.socket_path) as client:
+        begun = client.call("exec.start", argv=["cat"], stdin="pipe")
+        client.send("exec.wait", exec_id=begun["exec_id"])
+        client.call("ping")
+        os.kill(daemon.pid, signal.SIGSTOP)
+        try:
+            os.kill(begun["pid"], signal.SIGKILL)
+            wait_for(lambda: not is_alive(begun["pid"]))
+            client.send("exec.start", exec_id=exec_id, argv=["true"])
+            client.sock.close()
+        finally:
+            os.kill(daemon.pid, signal.SIGCONT)
