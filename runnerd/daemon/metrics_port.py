@@ -69,7 +69,6 @@ class MetricsPort:
         self._accepted = 0
         self._made: dict[str, tuple[float, MetricsAnswer]] = {}
         self._listening = self._open()
-        exposition(service, "text")  # what it imports is imported now, not at the first scrape
 
     @property
     def address(self) -> str | None:
@@ -89,10 +88,12 @@ class MetricsPort:
                 listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
                 listening.bind((host, port))
                 listening.listen(_BACKLOG)
+                # What it imports is imported now, not at the first scrape.
+                exposition(self._service, "text")
             except BaseException:
                 listening.close()
                 raise
-        except OSError as error:
+        except Exception as error:  # noqa: BLE001 - stray: nobody's command needs metrics
             self._failed(error)
             return None
         self.trouble = None

@@ -376,6 +376,34 @@ def test_a_port_that_is_taken_hurts_nobody(start_daemon: Start) -> None:
     found.close()
 
 
+def test_what_fails_as_it_is_made_is_tried_again(start_daemon: Start) -> None:
+    """An import without a descriptor, say: it was never tried again, and the port stayed bound."""
+    fault = """
+from runnerd.daemon import metrics_port
+original = metrics_port.exposition
+metrics_port._AGAIN_S = 0.5
+times = 1
+def failing(*args):
+    global times
+    if times:
+        times -= 1
+        raise OSError(24, 'Too many open files')
+    return original(*args)
+metrics_port.exposition = failing
+"""
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    daemon = start_daemon("--metrics-listen", f"127.0.0.1:{port}", **planted(fault))
+    assert log_lines(daemon, "ready")[0]["metrics"] is None
+    assert log_lines(daemon, "stray_failure")[0]["task"] == "metrics_port"
+    with daemon.connect() as client:
+        wait_for(lambda: "metrics_off" not in {each.kind for each in client.health().degraded})
+    with socket.create_connection(("127.0.0.1", port), 10) as found:
+        found.sendall(b"GET /metrics HTTP/1.1\r\n\r\n")
+        assert found.recv(100).startswith(b"HTTP/1.1 200")
+
+
 @pytest.mark.parametrize("where", ["_accept", "_response_to"])
 def test_a_defect_in_it_is_a_stray_failure(start_daemon: Start, where: str) -> None:
     is_async = "async " if where == "_accept" else ""
