@@ -8,6 +8,7 @@ import fcntl
 import grp
 import os
 import pwd
+import secrets
 import socket
 import stat
 from typing import Final
@@ -229,7 +230,7 @@ class Listener:
             os.fchmod(listening.fileno(), mode)
             before = os.umask(0o777 & ~mode)
             try:
-                listening.bind(path)
+                _bind_at(listening, path)
                 is_bound = True
             finally:
                 os.umask(before)
@@ -275,6 +276,23 @@ class Listener:
                 os.unlink(self._name, dir_fd=self._folder_fd)
         self._unlock()
         os.close(self._folder_fd)
+
+
+def _bind_at(listening: socket.socket, path: str) -> None:
+    """Bind at a path, also at one that bind(2) has no room for: through a descriptor it is longer.
+
+    Raises:
+        OSError: As the calls say. Nothing is at the path then that was not there before.
+    """
+    if len(os.fsencode(path)) <= PATH_BYTES_MAX:
+        listening.bind(path)
+        return
+    beside = f"{os.path.dirname(path)}/.{secrets.token_hex(4)}"
+    listening.bind(beside)
+    try:
+        os.link(beside, path)  # a rename would replace what another put there
+    finally:
+        os.unlink(beside)
 
 
 def _identity(status: os.stat_result) -> tuple[int, int]:

@@ -10,6 +10,7 @@ import shutil
 import signal
 import socket
 import stat
+import tempfile
 import time
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -26,7 +27,7 @@ from tests.proxy import Proxy, Weather
 from tests.raw import RawClient
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterator
 
     from runnerd.client.blocking import Client
 
@@ -195,6 +196,43 @@ def test_a_directory_that_is_removed_is_made_again(listener: Listener, place: Pa
     assert sorted(each.name for each in place.iterdir()) == ["s", "s.lock"]
     listener.close()
     assert list(place.iterdir()) == []
+
+
+@pytest.fixture
+def long_path() -> Iterator[Path]:
+    """A path of 107 bytes, most of them the socket's name: longer through a descriptor."""
+    with tempfile.TemporaryDirectory(prefix="r", dir="/tmp") as folder:
+        yield Path(f"{folder}/".ljust(107, "s"))
+
+
+def test_the_longest_name_is_bound_again_too(long_path: Path) -> None:
+    listener = Listener(str(long_path), mode=0o620)
+    names = sorted(long_path.parent.iterdir())
+    for _ in range(3):
+        long_path.unlink()
+        assert rebound(listener)
+        assert stat.S_IMODE(long_path.stat().st_mode) == 0o620
+        assert sorted(long_path.parent.iterdir()) == names
+    listener.close()
+    assert not [*long_path.parent.iterdir()]
+
+
+def test_the_longest_name_replaces_nothing(
+    long_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    listener = Listener(str(long_path))
+    long_path.unlink()
+    link = os.link
+
+    def late(*paths: str) -> None:
+        long_path.write_text("another's")
+        link(*paths)
+
+    monkeypatch.setattr(os, "link", late)
+    assert "File exists" in trouble(listener)
+    assert long_path.read_text() == "another's"
+    assert len([*long_path.parent.iterdir()]) == 2
+    listener.close()
 
 
 def test_a_new_empty_directory_will_do(listener: Listener, place: Path) -> None:
