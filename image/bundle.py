@@ -237,6 +237,8 @@ def build(out: Path) -> None:
             out.rename(before)
         unfinished.rename(out)
     finally:
+        if before.exists() and not out.exists():  # between the two renames
+            before.rename(out)
         shutil.rmtree(unfinished, ignore_errors=True)
         shutil.rmtree(before, ignore_errors=True)
 

@@ -138,7 +138,7 @@ class AsyncLink(Wire):
     async def settle(self) -> None:
         """Wait for what was asked on the way out: for what LEAVE_S says at most.
 
-        A daemon that finds the connection closed as it answers does not read on in it.
+        The socket may not have taken it yet; what is closed over it is gone.
         """
         with anyio.CancelScope(shield=True), contextlib.suppress(ClientError):
             await self.wait(self._paid, lambda: not self._owed, LEAVE_S, "the last answer")

@@ -3,6 +3,13 @@
 Thread-safety: none. One Client, with its Execs, belongs to one thread; make a Client for each
 thread, connections are cheap. A signal handler may not use a Client its thread is in the middle
 of using.
+
+A signal handler that raises (Ctrl-C does) leaves a Client usable. Where it came in the middle of
+taking in what the daemon sent, whatever was followed ends as Interrupted: a record may be missing,
+which nobody could tell otherwise. In the middle of the bytes themselves, the connection is given up
+for another one, as if it had been lost. Not seen are: the one record that output() was about to
+return, which its successor's offset tells; answers to send() that were being given out; and an
+interruption of the very loss of a connection.
 """
 
 from __future__ import annotations

@@ -25,7 +25,7 @@ import msgspec
 
 from runnerd.protocol.answers import AttachAnswer, StartAnswer
 from runnerd.protocol.daemon_answers import HelloAnswer
-from runnerd.protocol.daemon_requests import EventsSubscribe, Hello
+from runnerd.protocol.daemon_requests import EventsSubscribe, Hello, Ping
 from runnerd.protocol.events import EventNote, EventsAnswer
 from runnerd.protocol.framing import Encoding
 from runnerd.protocol.notes import ClosedNote, OutputNote, StoppingNote, SupersededNote
@@ -134,8 +134,8 @@ class Conversation:
 
     def sent(self, count_bytes: int) -> None:
         """Take that the first `count_bytes` of `unsent` were handed over."""
+        self._sent_bytes += count_bytes  # first: interrupted here, too much counts as sent
         del self._unsent[:count_bytes]
-        self._sent_bytes += count_bytes
 
     def _queue(self, framed: bytes) -> int:
         self._unsent += framed
@@ -184,6 +184,8 @@ class Conversation:
             params = self.prepared(params)
         elif isinstance(params, ExecAttach) and params.subscriber is not None:
             params = msgspec.structs.replace(params, generation=params.generation or 1)
+        elif isinstance(params, ExecAck):
+            self._acknowledged(params.subscription, params.seq)
         asked = Asked(method, params)
         if self.is_greeted:
             self._send(self._last_id + 1, asked)
@@ -200,15 +202,23 @@ class Conversation:
 
     def _send(self, own_id: int, asked: Asked) -> None:
         assert self._session is not None
-        params = asked.params
-        if isinstance(params, (ExecDetach, ExecAck)):
-            wire_number = self._wire_number(params.subscription)
-            params = msgspec.structs.replace(params, subscription=wire_number or _NOBODY)
-        wire_id, framed = self._session.request(asked.method, params)
+        wire_id, framed = self._session.request(*self._as_sent_now(asked))
         self._wire_ids[wire_id] = own_id
         asked.ends_at_bytes = self._queue(framed)
         if isinstance(asked.params, ExecDetach):
             self._forget(asked.params.subscription)
+
+    def _as_sent_now(self, asked: Asked) -> tuple[str, Params]:
+        params = asked.params
+        if not isinstance(params, (ExecDetach, ExecAck)):
+            return asked.method, params
+        wire_number = self._wire_number(params.subscription)
+        was_opened = 0 < params.subscription <= self._last_number
+        if isinstance(params, ExecAck) and was_opened and wire_number is None:
+            # It is over, or its next window begins anew: only an answer is owed, and that is alike.
+            return "ping", Ping()
+        number = wire_number or _NOBODY
+        return asked.method, msgspec.structs.replace(params, subscription=number)
 
     def abandon(self, request_id: int) -> bool:
         """Stop caring for a request: it is not sent later, nor again.
@@ -227,16 +237,18 @@ class Conversation:
 
     def ack(self, subscription: int, seq: int) -> None:
         """Acknowledge a subscription's output up to a sequence."""
+        self._acknowledged(subscription, seq)
+        followed = self._followed.get(subscription)
+        if followed is not None and followed.wire_number is not None:
+            assert self._session is not None
+            self._queue(self._session.ack(followed.wire_number, seq))
+
+    def _acknowledged(self, subscription: int, seq: int) -> None:
         followed = self._followed.get(subscription)
         if followed is None:
             return
         followed.acknowledged(seq)
-        if not self.is_greeted:
-            return
-        assert self._session is not None
-        if followed.wire_number is not None:
-            self._queue(self._session.ack(followed.wire_number, seq))
-        elif not followed.is_resuming:
+        if self.is_greeted and followed.wire_number is None and not followed.is_resuming:
             self._resume(subscription, followed)
 
     def detach(self, subscription: int) -> None:
@@ -251,6 +263,12 @@ class Conversation:
         wire_id, framed = self._session.request("exec.detach", ExecDetach(subscription=wire_number))
         self._resuming[wire_id] = _NOBODY
         self._queue(framed)
+
+    @property
+    def subscriptions(self) -> dict[int, str]:
+        """Its open subscriptions, by number: whose output, "" for events."""
+        followed = {number: each.checks.exec_id for number, each in self._followed.items()}
+        return followed | dict.fromkeys(self._watched, "")
 
     def _wire_number(self, subscription: int) -> int | None:
         followed = self._followed.get(subscription)
@@ -300,20 +318,21 @@ class Conversation:
     def lost(self) -> list[Occurrence]:
         """End the connection; afterwards `opened` may begin the next one.
 
+        Interrupted, it can be called again, and counts nothing as never sent that was.
+
         Returns:
             The answers of requests that are over with it, in the order made.
         """
-        sent_bytes = self._sent_bytes
-        self._disconnect()
         for followed in self._followed.values():
             followed.lost()
         self._watched = dict.fromkeys(self._watched)
         told: list[Occurrence] = []
         for own_id, asked in [*self._asked.items()]:
-            event = asked.lost(own_id, sent_bytes)
+            event = asked.lost(own_id, self._sent_bytes)
             if event is not None:
                 del self._asked[own_id]
                 told.append(event)
+        self._disconnect()
         if self._is_stopping and self.end is None:
             self.end = self.lost_error()
         return told
@@ -371,7 +390,7 @@ class Conversation:
             result.subscription = self._opened_by(asked.params, answer.opened, result.subscription)
         if isinstance(result, EventsAnswer):
             result.subscription = self._watch(result.subscription)
-        return [Answer(own_id, answer.method, result)]
+        return [Answer(own_id, asked.method, result)]
 
     def _watch(self, wire_number: int) -> int:
         self._last_number += 1
@@ -438,8 +457,8 @@ class Conversation:
             exec_id = self._forget(number)
             return [] if exec_id is None else [Unfollowed(number, exec_id, failure.error)]
         own_id = self._wire_ids.pop(failure.request_id)
-        del self._asked[own_id]
-        return [Failure(own_id, failure.method, failure.error)]
+        asked = self._asked.pop(own_id)
+        return [Failure(own_id, asked.method, failure.error)]
 
     def _take_note(self, note: SubscriptionNote) -> list[Occurrence]:
         number = self._numbers.get(note.subscription)
@@ -458,12 +477,13 @@ class Conversation:
     def _greet(self, hello: HelloAnswer) -> list[Occurrence]:
         self.hello = hello
         self._incarnation = hello.incarnation
+        assert self._session is not None
+        self._session.frame_bytes_max = hello.limits.frame_bytes
         self.starts = max(self.starts, hello.starts)
         self.is_greeted = True
         for number, followed in self._followed.items():
             self._resume(number, followed)
         for number in self._watched:
-            assert self._session is not None
             wire_id, framed = self._session.request("events.subscribe", EventsSubscribe())
             self._resuming[wire_id] = number
             self._queue(framed)

@@ -161,6 +161,20 @@ class Ambiguous(ClientError):
         self.exec_id = exec_id
 
 
+class Interrupted(ClientError):
+    """An exception came in from outside (Ctrl-C) while what the daemon sent was taken in.
+
+    What was followed then ends: a record of it may be missing, and nobody could tell which.
+    """
+
+    def __init__(self) -> None:
+        super().__init__(
+            "the client was interrupted while it took in what the daemon sent",
+            preserved=UNTOUCHED,
+            hint="attach again, after the handle's last_seq; watch anew",
+        )
+
+
 class ExitPassed(ClientError):
     """What was attached to had exited before the sequence it was attached after."""
 

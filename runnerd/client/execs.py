@@ -72,6 +72,7 @@ class Exec(Following):
             ClientTimeout: If no record came in time; iterating may go on with a new output().
             OutputOverflow: If too much waited here while others were read, with no window.
             StreamLost: If the connection was lost before the exit, and none came in its place.
+            Interrupted: If an earlier call was interrupted, and may have lost a record by it.
             RemoteError: If the rest of the output is gone, with the exit in its data.
         """
         while True:

@@ -73,19 +73,17 @@ class Asked:
             What is to be told, and then it is over; None if it is sent on the next connection.
         """
         was_sent = self.ends_at_bytes is not None and self.ends_at_bytes <= sent_bytes
-        self.ends_at_bytes = None
         if REPEATS[self.method] is Repeat.MOOT:
             return Answer(own_id, self.method, Empty())
-        if not was_sent and not self.is_abandoned:
-            return None
-        if self.is_abandoned or not may_repeat(self.method, self.params):
+        if self.is_abandoned or (was_sent and not may_repeat(self.method, self.params)):
             error = Ambiguous(self.method, getattr(self.params, "exec_id", None))
             return Failure(own_id, self.method, error)
-        if isinstance(self.params, ExecAttach):
+        if was_sent and isinstance(self.params, ExecAttach):
             self.params = _next_generation(self.params)
-        elif isinstance(self.params, ExecStart) and self.params.attach is not None:
+        elif was_sent and isinstance(self.params, ExecStart) and self.params.attach is not None:
             attach = _next_generation(self.params.attach)
             self.params = msgspec.structs.replace(self.params, attach=attach)
+        self.ends_at_bytes = None
         return None
 
 
@@ -120,7 +118,10 @@ class Followed:
     @property
     def may_resume(self) -> bool:
         """Whether what its reader has yet to take leaves room for a new window."""
-        return self._unacknowledged_bytes + (self._window_bytes or 0) <= QUEUE_BYTES_MAX
+        window_bytes = self._window_bytes or 0
+        # A window above the bound is its reader's own choice, and a wait for nothing would not end.
+        is_empty = not self._unacknowledged_bytes
+        return is_empty or self._unacknowledged_bytes + window_bytes <= QUEUE_BYTES_MAX
 
     def resumption(self) -> ExecAttach:
         """Return the attach that goes on after the last record received; it is then under way."""

@@ -14,7 +14,7 @@ from runnerd.protocol.events import EventsAnswer
 from runnerd.protocol.notes import ClosedNote, OutputNote, StoppingNote, SupersededNote
 
 from .conversation import Conversation, Occurrence
-from .errors import ClientError, OutputOverflow
+from .errors import ClientError, Interrupted, OutputOverflow
 from .pending import QUEUE_BYTES_MAX, Unfollowed
 from .session import Answer, Failure, SubscriptionNote
 
@@ -50,6 +50,7 @@ class Router:
         self._followers: dict[int, Callable[[Record], None]] = {}
         self._detached: set[int] = set()
         self._events_bytes = 0
+        self._overflow: OutputOverflow | None = None
 
     def request(
         self, method: str, params: Params, taker: Callable[[Reply], None] | None = None
@@ -96,11 +97,25 @@ class Router:
             self._flush()
 
     def hand_out(self, events: list[Occurrence]) -> None:
-        """Give each event to whom it belongs."""
+        """Give each event to whom it belongs.
+
+        Raises:
+            OutputOverflow: If too much output waits in `events`; all of these were handed out. One
+                exec is detached at a time, so that each is said.
+        """
         # Records of one detached on the way may stand among the rest of these, and only of these.
         self._detached.clear()
         for event in events:
             self._hand_out(event)
+        overflow, self._overflow = self._overflow, None
+        if overflow is not None:
+            raise overflow
+
+    def break_off(self) -> None:
+        """End every subscription, and tell so: what came for it may not all have been told."""
+        for number, exec_id in self.conversation.subscriptions.items():
+            self._hand_out(Unfollowed(number, exec_id, Interrupted()))
+            self.detach(number)
 
     def _hand_out(self, event: Occurrence) -> None:
         if isinstance(event, (Answer, Failure)):
@@ -123,9 +138,9 @@ class Router:
         self.events.append(event)
         if isinstance(event, OutputNote):
             self._events_bytes += len(event.data)
-            if self._events_bytes > QUEUE_BYTES_MAX:
+            if self._events_bytes > QUEUE_BYTES_MAX and self._overflow is None:
                 self.detach(event.subscription)
-                raise OutputOverflow(event.exec_id, event.seq, QUEUE_BYTES_MAX)
+                self._overflow = OutputOverflow(event.exec_id, event.seq, QUEUE_BYTES_MAX)
 
     def take_events(self) -> list[Occurrence]:
         """Return and forget what nobody in particular asked for."""

@@ -19,9 +19,14 @@ import msgspec
 
 from runnerd.protocol.answers import ANSWERS, AttachAnswer, StartAnswer
 from runnerd.protocol.codec import Codec
-from runnerd.protocol.errors import invalid
+from runnerd.protocol.errors import RequestError, invalid
 from runnerd.protocol.events import EventNote, EventsAnswer
-from runnerd.protocol.framing import Encoding, FrameSplitter, FramingError
+from runnerd.protocol.framing import (
+    Encoding,
+    FrameSplitter,
+    FramingError,
+    beside_payload_bytes,
+)
 from runnerd.protocol.notes import (
     NOTIFICATIONS,
     ClosedNote,
@@ -93,6 +98,7 @@ class Session:
     Attributes:
         subscriptions: Open subscriptions by their number.
         watches: Open subscriptions to events by theirs.
+        frame_bytes_max: The largest payload the daemon takes; None = it has not said so yet.
     """
 
     def __init__(
@@ -101,6 +107,7 @@ class Session:
         *,
         answer_bytes_max: int = ANSWER_BYTES_MAX,
     ) -> None:
+        self._encoding = encoding
         self._codec = Codec(encoding)
         self._splitter = FrameSplitter(answer_bytes_max, encoding)
         self._last_id = 0
@@ -109,6 +116,7 @@ class Session:
         self._detached: set[int] = set()
         self.subscriptions: dict[int, Subscription] = {}
         self.watches: dict[int, EventChecks] = {}
+        self.frame_bytes_max: int | None = None
 
     @property
     def unanswered(self) -> dict[int, str]:
@@ -143,6 +151,7 @@ class Session:
         except OverflowError as error:
             text = "a number has more than 64 bits"
             raise RemoteError.before_sending(invalid("params", text)) from error
+        self._check_size(method, framed)
         self._last_id = request_id
         self._unanswered[request_id] = method, params
         if resumes is not None:
@@ -153,6 +162,13 @@ class Session:
             self.subscriptions.pop(params.subscription, None)
             self.watches.pop(params.subscription, None)
         return request_id, bytes(framed)
+
+    def _check_size(self, method: str, framed: bytes | bytearray) -> None:
+        most = self.frame_bytes_max
+        size = len(framed) - beside_payload_bytes(self._encoding)
+        if most is not None and size > most:
+            text = f"{method} makes a frame of {size} bytes; the most is {most}"
+            raise RemoteError.before_sending(RequestError("frame_too_large", text))
 
     def ack(self, subscription: int, seq: int) -> bytes:
         """Make the one notification a client sends: output up to `seq` has been taken."""

@@ -15,6 +15,7 @@ from runnerd import __version__
 from runnerd.protocol.framing import Encoding
 
 from .conversation import Conversation
+from .errors import ClientError
 from .locate import find_token
 from .repeating import Patience
 from .routing import Router
@@ -115,6 +116,11 @@ class Wire:
         self._silent_since_s: float | None = None
         self._is_write_broken = False
         self._was_heard = False
+        # Found set, an exception from outside (Ctrl-C) came in the middle of it.
+        self._is_sending = False
+        self._is_reading = False
+        self._is_handing_out = False
+        self._is_losing = False
         self._now_s = 0.0
         self._later: list[tuple[float, Callable[[], None]]] = []
         self._buffer = bytearray(_READ_BYTES)
@@ -158,13 +164,17 @@ class Wire:
             now_s: Monotonic seconds.
 
         Returns:
-            Whether anything moved on: something was read, or a connection came or went. After a
-            False there is nothing to do before the socket is ready or `wake_at_s` has come.
+            Whether anything moved on: something was read, a connection came or went, or what was
+            followed ended. After a False there is nothing to do before the socket is ready or
+            `wake_at_s` has come.
         """
         self._now_s = now_s
         if self._conversation.end is not None:
             self._drop_socket()
             return False
+        if self._is_sending or self._is_reading or self._is_handing_out or self._is_losing:
+            self._mend(now_s)
+            return True
         if self._later:
             self._call_due()
         if self.socket is None:
@@ -192,30 +202,51 @@ class Wire:
 
     def send_some(self) -> None:
         """Send what the socket takes now."""
+        if self._is_sending or self._is_reading:
+            return
         unsent = self._conversation.unsent
         while unsent and self.socket is not None and not self._is_write_broken:
+            self._is_sending = True
             try:
                 sent_bytes = self.socket.send(unsent)
             except BlockingIOError:
+                self._is_sending = False
                 return
             except OSError:
+                self._is_sending = False
                 # The daemon is gone, or going. What it still had to say is read first; the
                 # stream's end then tells what is lost.
                 self._is_write_broken = True
                 return
             self._conversation.sent(sent_bytes)
+            self._is_sending = False
+
+    def _mend(self, now_s: float) -> None:
+        """Go on behind a step that was interrupted, without what may have been lost by it."""
+        if self._is_sending:
+            # Nobody knows how much the socket took. All counts as handed over: nothing is made
+            # twice that must not be.
+            self._conversation.sent(self.unsent_bytes)
+        if self._is_reading or self._is_handing_out:
+            self.router.break_off()
+        if self._is_sending or self._is_reading or self._is_losing:
+            self._lose(now_s)  # where its bytes go on is not known
+        self._is_sending = self._is_reading = self._is_handing_out = False
 
     def _read_some(self, now_s: float) -> bool:
         assert self.socket is not None
+        self._is_reading = True
         try:
             count_bytes = self.socket.recv_into(self._buffer)
         except BlockingIOError:
+            self._is_reading = False
             return False
         except ConnectionResetError:
             # Not the end of what was said: Linux reports it once, then goes on with the rest.
             return self._read_some(now_s)
         self._silent_since_s = None
         if not count_bytes:
+            self._is_reading = False
             self._lose(now_s)
             return True
         self._was_heard = True
@@ -224,7 +255,14 @@ class Wire:
         if self._conversation.is_greeted and not was_greeted:
             self._hello_by_s = None
             self._patience.greeted()
-        self.router.hand_out(events)
+        self._is_handing_out = True
+        self._is_reading = False
+        try:
+            self.router.hand_out(events)
+        except ClientError:
+            self._is_handing_out = False
+            raise
+        self._is_handing_out = False
         if self._conversation.is_turned_away and self._conversation.end is None:
             self._lose(now_s)
         self.send_some()
@@ -249,6 +287,7 @@ class Wire:
         return True
 
     def _lose(self, now_s: float) -> None:
+        self._is_losing = True
         lost = self._conversation.lost_error()
         self._drop_socket()
         was_greeted = self._conversation.is_greeted
@@ -259,6 +298,7 @@ class Wire:
         self._give_up_if_over(lost)
         # First: what the caller's own function raises must not keep an answer from whom it is for.
         self.router.hand_out(events)
+        self._is_losing = False
         if self._conversation.end is None and was_greeted and self._options.on_lost is not None:
             self._options.on_lost(lost)
 

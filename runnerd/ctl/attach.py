@@ -27,8 +27,9 @@ connection, which is tried for again for a minute.
 
 With -it an exec that has a terminal gets our keys and our size: what its screen showed last comes
 first, then it is made to draw anew. -i without -t is refused: where input is a pipe, whoever
-started the exec is its one writer. The detach keys (Ctrl-P Ctrl-Q) leave it running; so do TERM,
-HUP, and with -t alone Ctrl-C. A lost connection is then a bell, as for run -it.
+started the exec is its one writer. The detach keys (Ctrl-P Ctrl-Q) leave it running; so does
+every signal that ends attach, with -t alone Ctrl-C too. A lost connection is then a bell, as for
+run -it.
 
 examples:
   runnerctl attach x-0123456789abcdef
@@ -89,7 +90,7 @@ def _on_terminal(options: argparse.Namespace, client: Client) -> tuple[Passer, E
     from .terminal import need_terminal  # noqa: PLC0415
 
     if options.interactive:
-        need_terminal("the exec is untouched")
+        need_terminal("the exec is untouched", "leave out -i to watch it only")
     exec_id: str = options.exec_id
     info = client.inspect(exec_id)
     if info.pty is None:

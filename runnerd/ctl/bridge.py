@@ -27,7 +27,8 @@ if TYPE_CHECKING:
     import argparse
 
 EPILOG: Final = """\
-Ends with 0 once either side has ended, and with 125 if there is no daemon.
+Ends with 0 once either side has ended, and with 125 if there is no daemon. Fence and token are for
+whoever connects through it to say: --fence and --token-file are refused here.
 
 examples:
   docker exec -i sandbox runnerctl bridge
@@ -47,6 +48,11 @@ def arguments(parser: argparse.ArgumentParser) -> None:
 
 def main(options: argparse.Namespace) -> int:
     """Run it."""
+    for option in ("fence", "token_file"):
+        if getattr(options, option, None) is not None:
+            # Said in the hello, which is not ours: ignored, they would seem to hold.
+            name = f"--{option.replace('_', '-')}"
+            options.parser.error(f"{name} is for whoever connects through the bridge to say")
     connection, _path = open_socket(where(options)["path"], CONNECT_S)
     try:
         Bridge(connection).run()

@@ -118,5 +118,8 @@ def say_error(error: ClientError) -> None:
     """Print what happened, what is still true and what to do, the latter two where known."""
     preserved = f" ({error.preserved})" if error.preserved else ""
     say(f"{error.message}{preserved}")
-    if error.hint:
+    retry_after_s = getattr(getattr(error, "data", None), "retry_after_s", None)
+    if retry_after_s is not None:
+        say_hint(f"try again in {retry_after_s:g} s")  # the error's own names a field of its data
+    elif error.hint:
         say_hint(error.hint)

@@ -10,9 +10,6 @@ A lost connection is a bell and no line, which would tear the screen: the bytes 
 they stopped, keys pressed meanwhile wait, and so does a new size. Keys that were on their way at
 that moment may have arrived or not. They are not sent again, since a doubled key can do more harm
 than a missing one, and it is said once the terminal is an ordinary one again.
-
-Keys are appended, without an offset: two people may type into one terminal, and a program that
-does not read must not keep the detach keys from being seen.
 """
 
 from __future__ import annotations
@@ -22,15 +19,15 @@ import os
 import signal
 from typing import TYPE_CHECKING, Final
 
-from runnerd.client.errors import Ambiguous, ClientError
-from runnerd.client.feeding import ROOM_WAIT_S, WRITE_BYTES_MAX, StdinFeeder
+from runnerd.client.errors import ClientError
 from runnerd.protocol.answers import AttachAnswer, StartAnswer
 from runnerd.protocol.notes import ExitedNote
-from runnerd.protocol.requests import ExecDetach, ExecResize, ExecSignal, ExecStart, ExecWrite
+from runnerd.protocol.requests import ExecDetach, ExecResize, ExecSignal, ExecStart
 
 from .detaching import DetachScanner
 from .endings import SIGNAL_BASE, say, say_bare, say_hint, say_reconnecting
-from .passing import Passer
+from .keys import KeyFeeder
+from .passing import PASSED_SIGNALS, Passer
 from .screen import Modes, without_queries
 from .streams import write_all
 from .terminal import RawTerminal, local_size
@@ -41,15 +38,26 @@ if TYPE_CHECKING:
     from runnerd.client.blocking import Client
     from runnerd.client.conversation import Occurrence
     from runnerd.client.errors import StreamLost
+    from runnerd.client.feeding import StdinFeeder
     from runnerd.client.session import Answer, Failure
-    from runnerd.protocol.answers import WriteAnswer
     from runnerd.protocol.fields import Params
     from runnerd.protocol.notes import OutputNote
 
 RECENT_BYTES: Final = 64 * 1024
-_KEYS_WAITING_MAX: Final = 1024 * 1024
 _READ_BYTES: Final = 64 * 1024
-_HANGING_UP: Final = (signal.SIGTERM, signal.SIGHUP)
+_HANGING_UP: Final = (
+    signal.SIGTERM,
+    signal.SIGHUP,
+    # None of these is for a command, but each would end us by its default, and our terminal raw.
+    signal.SIGALRM,
+    signal.SIGVTALRM,
+    signal.SIGPROF,
+    signal.SIGXCPU,
+    signal.SIGIO,
+    signal.SIGPWR,
+    signal.SIGSTKFLT,
+    *range(signal.SIGRTMIN, signal.SIGRTMAX + 1),
+)
 
 
 class _Leaving(Exception):  # noqa: N818 - no error
@@ -58,60 +66,6 @@ class _Leaving(Exception):  # noqa: N818 - no error
     def __init__(self, code: int) -> None:
         super().__init__(code)
         self.code = code
-
-
-class KeyFeeder(StdinFeeder):
-    """Feeds what is typed, in the order typed.
-
-    Attributes:
-        doubtful_bytes: Keys of which nobody knows whether they arrived.
-    """
-
-    doubtful_bytes = 0
-    _in_flight_bytes = 0
-
-    @property
-    def wants_data(self) -> bool:
-        """Whether offer() may be called: always, unless somebody pastes more than can wait."""
-        return self.is_over or len(self._waiting) < _KEYS_WAITING_MAX
-
-    def offer(self, data: bytes | memoryview) -> None:
-        """Take the keys pressed next; where none is taken any more, those that detach still are."""
-        if not self.is_over:
-            self._waiting = memoryview(bytes(self._waiting) + bytes(data))
-
-    def next_write(self, wait_s: float | None = None) -> ExecWrite | None:
-        """Return the next request to send, or None while one is under way or nothing waits."""
-        if self.is_over or self._in_flight or not self._waiting:
-            return None
-        piece = bytes(self._waiting[:WRITE_BYTES_MAX])
-        self._in_flight, self._in_flight_bytes = True, len(piece)
-        return ExecWrite(exec_id=self.exec_id, data=piece, wait_s=wait_s or ROOM_WAIT_S)
-
-    def answered(self, answer: WriteAnswer) -> None:
-        """Take a write's answer; what found no room is sent again, until the command reads.
-
-        What others typed meanwhile is counted as ours: a key may be missing then, none is doubled.
-        """
-        taken_bytes = min(answer.accepted_bytes - self.accepted_bytes, self._in_flight_bytes)
-        self.accepted_bytes = answer.accepted_bytes
-        self._waiting = self._waiting[taken_bytes:]
-        self._in_flight = False
-
-    def failed(self, error: ClientError) -> None:
-        """Take a write's failure: feeding is over, but for one that only may have failed."""
-        if not isinstance(error, Ambiguous):
-            self._in_flight = False
-            self._end(error)  # a busy daemon too: without an offset, what it took would come twice
-            return
-        self.doubtful_bytes += self._in_flight_bytes
-        self._waiting = self._waiting[self._in_flight_bytes :]
-        self._in_flight = False
-
-    def rest(self) -> ExecWrite | None:
-        """Return what has not been sent yet, to be sent before leaving."""
-        piece = bytes(self._waiting[self._in_flight_bytes if self._in_flight else 0 :])
-        return ExecWrite(exec_id=self.exec_id, data=piece) if piece and not self.is_over else None
 
 
 class TerminalPasser(Passer):
@@ -143,6 +97,8 @@ class TerminalPasser(Passer):
         self._replay_seq = 0
         self._modes = Modes()
         self._size: tuple[int, int] | None = None  # as the command's terminal was told last
+        self._must_redraw = False
+        self._is_in_line = False  # what the command showed last: what we say begins one of its own
         self._start_id: str | None = None  # of what was asked for, answered or not
         self._raw: RawTerminal | None = None
         self._hung_up_by: int | None = None
@@ -163,20 +119,30 @@ class TerminalPasser(Passer):
             # Before our terminal is raw: none of them may end us there as it would by default.
             (self._catch_signals if self._owns else self._catch_hang_up)()
             signal.signal(signal.SIGWINCH, self._on_size_change)
-            self._raw = RawTerminal(self._send_signals_soon) if self._feeds else None
+            self._raw = RawTerminal(self._on_continue) if self._feeds else None
             with self._raw or contextlib.nullcontext():
                 code = self._follow(method, params)
+        except ClientError:
+            self._end_line()
+            raise
         except _Leaving as leaving:
+            self._end_line()
             self._say_doubtful()
             if self._exec_id is None and self._start_id is not None:
                 say("no answer to the start came: the command may run all the same, or run yet")
                 say_hint(f"to end it then: runnerctl cancel {self._start_id}")
             elif not leaving.code:
-                say_bare("")  # the command's last line is still open, most often
                 say(f"detached; bring it back by: runnerctl attach -it {self._exec_id}")
+            elif self._owns and leaving.code == SIGNAL_BASE + signal.SIGINT:
+                say("left before the command's exit was told: it may run on")
+                say_hint(f"runnerctl inspect {self._exec_id}")
             return leaving.code
         self._say_doubtful()
         return code
+
+    def _end_line(self) -> None:
+        if self._raw is not None and self._is_in_line:
+            say_bare("")
 
     def _say_doubtful(self) -> None:
         if isinstance(self._feeder, KeyFeeder) and self._feeder.doubtful_bytes:
@@ -236,6 +202,7 @@ class TerminalPasser(Passer):
 
     def _pass_output(self, note: OutputNote) -> None:
         self._modes.saw(note.data)
+        self._is_in_line = note.data[-1:] != b"\n"
         if self._replay is None:
             super()._pass_output(note)
             return
@@ -249,13 +216,8 @@ class TerminalPasser(Passer):
         shown, self._replay = without_queries(bytes(self._replay)), None
         with contextlib.suppress(OSError):
             write_all(1, shown)
-        size = local_size()
-        if size is not None and self._exec_id is not None and self._exit is None:
-            # The kernel tells nobody of a size like the one before: so another one first, and
-            # ours as soon as that is sent.
-            rows, cols = size
-            self._size = (rows, cols - 1 if cols > 1 else cols + 1)
-            self._resize(*self._size)
+        self._must_redraw = True
+        self._send_size()
 
     # Keys
 
@@ -289,7 +251,7 @@ class TerminalPasser(Passer):
         self._catch_hang_up()
 
     def _catch_hang_up(self) -> None:
-        for number in _HANGING_UP if self._owns else (*_HANGING_UP, signal.SIGINT):
+        for number in _HANGING_UP if self._owns else {*_HANGING_UP, *PASSED_SIGNALS}:
             if signal.getsignal(number) is not signal.SIG_IGN:
                 signal.signal(number, self._on_hang_up)
 
@@ -302,6 +264,10 @@ class TerminalPasser(Passer):
         # Of a start without an answer: Ctrl-C is the third then, all others the second.
         self._insists = self._hung_up_by is not None or number == signal.SIGINT
         self._hung_up_by = number
+        self._send_signals_soon()
+
+    def _on_continue(self) -> None:
+        self._must_redraw = True  # over what was shown while we were stopped
         self._send_signals_soon()
 
     def _on_size_change(self, _number: int, _frame: FrameType | None) -> None:
@@ -334,7 +300,15 @@ class TerminalPasser(Passer):
 
     def _send_size(self) -> None:
         size = local_size()
-        if size is not None and size != self._size and self._replay is None:
+        if size is None or self._exec_id is None or self._replay is not None:
+            return
+        if self._must_redraw:
+            # The kernel tells nobody of a size like the one before: so another one first, and
+            # ours as soon as that is sent.
+            self._must_redraw = False
+            rows, cols = size
+            size = (rows, cols - 1 if cols > 1 else cols + 1)
+        if size != self._size:
             self._size = size
             self._resize(*size)
 

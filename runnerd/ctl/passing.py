@@ -124,7 +124,7 @@ class Passer:
         elif isinstance(event, SupersededNote):
             raise Superseded(event.exec_id, event.subscriber, event.generation)
         elif isinstance(event, Unfollowed):
-            raise event.error
+            self._wait_for_exit(event)
         elif isinstance(event, ExitedNote):
             self._exit = event.exit
         elif isinstance(event, ClosedNote) and self._exit is None:
@@ -141,8 +141,6 @@ class Passer:
             if self._feeds:
                 self._feeder = StdinFeeder(result.exec_id)
             self._send_signals()
-            if result.subscription is None:
-                self._wait_for_exit(result.exec_id)
         elif isinstance(result, Exit):
             self._exit = result
         elif isinstance(result, WriteAnswer) and self._feeder is not None:
@@ -150,12 +148,13 @@ class Passer:
         else:
             assert not isinstance(result, AttachAnswer) or not self._owns
 
-    def _wait_for_exit(self, exec_id: str) -> None:
-        # A start sent again after a loss is answered so where others took the room to read it
-        # meanwhile, or where its output is no longer kept. No exit is told without a reader.
-        say("none of the output can be shown: no room for one more reader, or it is not kept")
-        say(f"waiting for the exit; what is kept of the output: runnerctl logs {exec_id}")
-        self._send("exec.wait", ExecWait(exec_id=exec_id))
+    def _wait_for_exit(self, event: Unfollowed) -> None:
+        """Go on without the output: others have the room to read it, or it is no longer kept."""
+        if not self._owns:
+            raise event.error
+        say(f"no more of the output can be shown: {event.error.message}")
+        say(f"waiting for the exit; what is kept of the output: runnerctl logs {event.exec_id}")
+        self._send("exec.wait", ExecWait(exec_id=event.exec_id))
 
     def _take_failure(self, failure: Failure) -> None:
         if failure.method in ("exec.signal", "exec.cancel"):

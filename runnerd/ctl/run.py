@@ -27,7 +27,8 @@ The command's bytes pass straight through on both streams, and its exit code is 
 128+N if signal N ended it, 127 if the program was not found, 126 if it cannot be executed,
 125 if runnerd refused or was lost for good. TERM, INT, HUP, QUIT, USR1 and USR2 are
 passed on to its process group; a second Ctrl-C cancels it, a third kills it. If the reader of
-our output goes away the command is sent SIGPIPE, and cancelled if it goes on printing.
+our output goes away the command is sent SIGPIPE, and cancelled if it goes on printing; so it is
+where standard input cannot be read, with exit code 125.
 
 With -t the command gets a terminal of its own, as large as ours and following it; -it makes it an
 interactive one: every key goes to it, Ctrl-C too. The detach keys (Ctrl-P Ctrl-Q) leave it running
@@ -124,7 +125,7 @@ def main(options: argparse.Namespace) -> int:
     if options.tty and options.interactive and not options.detach:
         from .terminal import need_terminal  # noqa: PLC0415
 
-        need_terminal()
+        need_terminal("nothing ran", "leave out -t to pass a pipe or a file on, or leave out -i")
     passer: Passer | None = None
 
     def lost(lost: StreamLost) -> None:

@@ -50,11 +50,12 @@ def local_size() -> tuple[int, int] | None:
     return None
 
 
-def need_terminal(preserved: str = "nothing ran") -> None:
+def need_terminal(preserved: str, hint: str) -> None:
     """Go on only where standard input is a terminal.
 
     Args:
         preserved: What is told of what we were to do otherwise.
+        hint: What to do instead.
 
     Raises:
         ClientError: Where it is none.
@@ -63,7 +64,7 @@ def need_terminal(preserved: str = "nothing ran") -> None:
         raise ClientError(
             "-t with -i needs a terminal, and standard input is none",
             preserved=preserved,
-            hint="leave out -t to pass a pipe or a file on, or leave out -i",
+            hint=hint,
         )
 
 
@@ -124,6 +125,8 @@ class RawTerminal:
         signal.signal(signal.SIGTSTP, signal.SIG_DFL)
         os.kill(os.getpid(), number)
         signal.signal(signal.SIGTSTP, self._stop)
+        # Nobody could continue an orphaned process group, so the kernel does not stop it either.
+        self._make_raw()
 
     def _continue(self, _number: int, _frame: FrameType | None) -> None:
         self._make_raw()

@@ -43,7 +43,8 @@ class Fencing:
         self._poller = poller
         self._owner = owner
         self._on_new = on_new
-        self._waiting: list[Told] | None = None  # None = the highest is as durable as it gets
+        self._waiting: list[Told] | None = None  # for the highest; None = they have been told
+        self._unwritten: int | None = None  # the highest, until that is written or the journal off
 
     def take(self, asked: int | Literal["current"] | None, told: Told) -> int | None:
         """Take a hello's fence; `told` is called with whether the highest is written.
@@ -56,12 +57,12 @@ class Fencing:
         if is_new:
             assert held is not None
             self._on_new(held)
-        if is_new and self._journal.is_on:
+        if is_new and self._journal.exists:
             self._write(told)
         elif self._waiting is not None and held == self.fence.highest:
             self._waiting.append(told)
         else:
-            told(self._journal.is_on)
+            told(self._journal.is_on and self._unwritten is None)
         return held
 
     def _write(self, told: Told) -> None:
@@ -80,9 +81,14 @@ class Fencing:
             time.monotonic() + FENCE_WAIT_S, self._owner, lambda: written(False)
         )
 
+        fence = self._unwritten = self.fence.highest
+        assert fence is not None
+
         def done(is_written: bool) -> None:  # noqa: FBT001 - an answer, not a mode
             timer.cancel()
+            # If it is not, the journal is off, and on again once all is written, the highest too.
+            if self._unwritten == fence:
+                self._unwritten = None
             written(is_written)
 
-        assert self.fence.highest is not None
-        self._journal.raise_fence(self.fence.highest, self._owner, done)
+        self._journal.raise_fence(fence, self._owner, done)

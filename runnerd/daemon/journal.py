@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 
 LAZY_S: Final = 0.02
 RETRY_S: Final = 30.0
-HUNG_S: Final = 2.0  # who waits for longer waits for a disk that hangs
+HUNG_S: Final = 2.0  # who waits for longer, or a write that takes it: the disk hangs
 BEHIND_MAX: Final = 4096  # handed over and not written: nor may that fill the memory
 _BATCH_MAX: Final = 512
 _LAZY_MAX: Final = 256
@@ -127,6 +127,7 @@ class Journal:
         self._retrying = False
         self._retry_armed = False
         self._finishing = False
+        self._began_s: float | None = None  # of what the thread is writing; set by it alone
         self._queue: queue.SimpleQueue[_Writing] = queue.SimpleQueue()
         self._done: queue.SimpleQueue[_Written] = queue.SimpleQueue()
         self._finished = threading.Event()
@@ -151,11 +152,11 @@ class Journal:
             owner: Whose failure it is if `on_done` fails.
             on_done: Told once, later, whether it is written.
         """
-        self._put_and_wait({past.number: past}, {}, owner, on_done)
+        self._put_and_wait({past.number: past}, {}, owner, on_done, takes=self.is_on)
 
     def raise_fence(self, fence: int, owner: Owner, on_done: Done) -> None:
-        """Write the highest fence; see begin for the others."""
-        self._put_and_wait({}, {"fence": fence}, owner, on_done)
+        """Write the highest fence, also behind all that is being written anew; see begin."""
+        self._put_and_wait({}, {"fence": fence}, owner, on_done, takes=self._takes)
 
     def note(self, past: Past) -> None:
         """Write what is known of an exec by now, within LAZY_S."""
@@ -181,6 +182,11 @@ class Journal:
         if self._takes:
             self._lazy_meta["dropped"] = highest
         self._keep(dict.fromkeys(numbers))
+
+    def notice_hang(self) -> None:
+        """Fail it where the thread does not come back from the disk, though nobody waits for it."""
+        if self.is_on and not self._finishing:
+            self._gives_up()
 
     def look(self) -> None:
         """Have the thread see that the file is there, though nothing may be written for long."""
@@ -211,8 +217,10 @@ class Journal:
         self._queue.put(_Writing(self._lazy, self._lazy_meta))
         self._lazy, self._lazy_meta = {}, {}
 
-    def _put_and_wait(self, rows: Rows, meta: dict[str, int], owner: Owner, on_done: Done) -> None:
-        if not self.is_on or self._gives_up():
+    def _put_and_wait(
+        self, rows: Rows, meta: dict[str, int], owner: Owner, on_done: Done, *, takes: bool
+    ) -> None:
+        if not takes or self._gives_up():
             self._poller.call_soon(owner, lambda: on_done(False))
             return
         self._tickets += 1
@@ -224,11 +232,17 @@ class Journal:
     def _gives_up(self) -> bool:
         """Fail it where the thread does not come back from the disk; returns whether it did."""
         oldest_s = next((since_s for since_s, _, _ in self._waiting.values()), None)
-        hangs = oldest_s is not None and time.monotonic() - oldest_s > HUNG_S
-        if hangs or self._queue.qsize() >= BEHIND_MAX:
+        hangs = self._is_hung or (oldest_s is not None and time.monotonic() - oldest_s > HUNG_S)
+        # While everything is written anew nobody waits, and that may take its time.
+        if (hangs and self.is_on) or self._queue.qsize() >= BEHIND_MAX:
             self._failed("the disk hangs")
             return True
         return False
+
+    @property
+    def _is_hung(self) -> bool:
+        began_s = self._began_s
+        return began_s is not None and time.monotonic() - began_s > HUNG_S
 
     # ------------------------------------------------------------------ what became of it
 
@@ -241,7 +255,7 @@ class Journal:
             if written.failure is not None:
                 self.is_gone = written.is_gone or (self.is_gone and not self.is_on)
                 self._failed(written.failure)
-            elif written.anew:
+            elif written.anew and self._retrying:  # else it was given up meanwhile, with what came
                 self._works_again()
             for ticket in written.tickets:
                 self._tell(ticket, is_written=written.failure is None)
@@ -277,7 +291,7 @@ class Journal:
         self._retry_armed = False
         if self.is_on:
             return
-        if self._queue.empty():
+        if self._queue.empty() and not self._is_hung:
             self._write_anew()
         else:
             self._arm_retry()
@@ -331,7 +345,9 @@ class Journal:
             while len(batch) < _BATCH_MAX and not self._queue.empty():
                 batch.append(self._queue.get_nowait())
             last = any(each.last for each in batch)
+            self._began_s = time.monotonic()
             written = self._write_batch(file, batch, works=works)
+            self._began_s = None
             works = written.failure is None
             self._say(written)
 

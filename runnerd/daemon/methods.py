@@ -85,14 +85,19 @@ def dispatch(service: Service, connection: Connection, codec: Codec, request: Re
         raise
     if request.id is None and request.method != "exec.ack":
         raise RequestError("invalid_request", "only exec.ack may be sent without an id")
-    if changes(request.method, getattr(params, "subscriber", None)):
+    call = Call(service, connection, request.id, request.method)
+    if _changes(call, params):
         connection.audit(request, params)
         service.fencing.fence.check(connection.fence)
     elif isinstance(params, Hello) and params.fence is not None:
         connection.audit(request, params)  # it may take the sandbox from whoever has it
-    _serve(Call(service, connection, request.id, request.method), params)
+    _serve(call, params)
     if request.method in WORK:
         service.activity.worked(time.monotonic())
+
+
+def _changes(call: Call, params: Params) -> bool:
+    return changes(call.method, getattr(params, "subscriber", None))
 
 
 def _serve(call: Call, params: Params) -> None:
@@ -101,8 +106,16 @@ def _serve(call: Call, params: Params) -> None:
     if exec_id is not None and call.method not in ("exec.start", "exec.cancel"):
         running = call.service.running.get(exec_id)
         # In order: one that names an exec still starting waits for it. A cancel does not.
-        if running is not None and running.when_started(call.later(handler)):
+        if running is not None and running.when_started(
+            call.later(functools.partial(_serve_late, call, params, handler))
+        ):
             return
+    handler()
+
+
+def _serve_late(call: Call, params: Params, handler: Callable[[], None]) -> None:
+    if _changes(call, params):  # the sandbox may have a new owner by now
+        call.service.fencing.fence.check(call.connection.fence)
     handler()
 
 

@@ -7,6 +7,7 @@ without a task switch; only where the socket is full a task takes over until it 
 
 from __future__ import annotations
 
+import contextlib
 import socket
 import time
 from collections import deque
@@ -198,8 +199,22 @@ class Outgoing:
         self._waiting.discard(subscription)
         self.wake(subscription)
 
+    def _read_out(self) -> None:
+        """Have the reader take what came before the peer closed, and end it then.
+
+        What was asked for goes on, and the last that a client asks for is a cancel, most often.
+        """
+        if self._is_last:
+            self._on_gone()
+            return
+        with contextlib.suppress(OSError):
+            self._sock.shutdown(socket.SHUT_RD)  # nothing new gets in: finish() comes soon
+
     def finish(self) -> None:
         """Write what is queued, then be gone."""
+        if self._is_given_up:
+            self._on_gone()
+            return
         self._is_last = True
         self._service.poller.defer(self, self.flush)
 
@@ -236,7 +251,8 @@ class Outgoing:
                 # For want of memory too, which passes: what would be written after what was lost
                 # here would be told as if it followed.
                 self._is_given_up = True
-                self._on_gone()
+                self._clear_outbox()
+                self._read_out()
                 return False
             self.arrivals.written_bytes += sent
             while self._rest and sent >= len(self._rest[0]):

@@ -1,4 +1,4 @@
-"""A look each second, or every four while idle: how late is the loop, is the socket there?
+"""A look each second, or every four while idle: late loop, lost socket, hanging journal.
 
 All that is looked at now and then is looked at here, dead children too (daemon/reaper.py), so that
 an idle daemon is woken by one timer and no other.
@@ -103,6 +103,7 @@ class Pulse:
         if self._service.registry.state == "stopping":
             return
         self._look_at_socket()
+        self._service.journal.notice_hang()
         self._beats += 1
         if self._beats % _LOOK_AT_JOURNAL_EVERY == 0:
             self._service.journal.look()

@@ -102,7 +102,9 @@ KINDS: Final[dict[str, Kind]] = {
         "daemon", NOTHING, "exec.list, or runnerctl ps --all, shows the execs that are known"
     ),
     "exec_evicted": Kind(
-        "daemon", "the exit is in data.exit", "the transcript has been dropped for space or age"
+        "daemon",
+        "the exit is in data.exit",
+        "its output was dropped; exec.wait, or runnerctl wait, still tells its exit",
     ),
     "exec_settled": Kind(
         "daemon",

@@ -153,3 +153,8 @@ def frame(payload: bytes, encoding: Encoding) -> bytes:
     if encoding is Encoding.MSGPACK:
         return len(payload).to_bytes(HEADER_BYTES, "big") + payload
     return payload + b"\n"
+
+
+def beside_payload_bytes(encoding: Encoding) -> int:
+    """Return what a frame takes beside its payload, in bytes."""
+    return HEADER_BYTES if encoding is Encoding.MSGPACK else len(b"\n")

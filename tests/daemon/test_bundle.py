@@ -10,6 +10,7 @@ import subprocess
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Final
 
 import pytest
 
@@ -388,6 +389,47 @@ def test_a_build_that_is_interrupted_leaves_nothing(tmp_path: Path, number: int)
     assert process.returncode == 128 + number
     assert said == (b"", b"image/build: interrupted\n")
     assert not list(tmp_path.iterdir())
+
+
+STRUCK: Final = """
+import os, pathlib, signal, sys
+from image import bundle
+
+after, renames, rename = int(sys.argv[1]), 0, pathlib.Path.rename
+
+def struck(self, target):
+    global renames
+    rename(self, target)
+    renames += 1
+    if renames == after:
+        os.kill(os.getpid(), signal.SIGTERM)
+
+pathlib.Path.rename = struck
+bundle.fill = lambda out: (out / "share").mkdir(parents=True)
+sys.argv[1:] = sys.argv[2:]
+sys.exit(bundle.main())
+"""
+
+
+@pytest.mark.parametrize(("after", "is_the_old_one"), [(1, True), (2, False)])
+def test_a_build_that_is_interrupted_as_it_takes_its_place_leaves_one_bundle(
+    tmp_path: Path, after: int, *, is_the_old_one: bool
+) -> None:
+    """Between the two renames nothing is in the place: what was before comes back to it."""
+    contents = tmp_path / "b" / "share" / "contents.json"
+    contents.parent.mkdir(parents=True)
+    contents.touch()
+    done = subprocess.run(
+        [sys.executable, "-c", STRUCK, str(after), str(tmp_path / "b")],
+        cwd=REPOSITORY,
+        capture_output=True,
+        check=False,
+        preexec_fn=with_default_signals,
+        timeout=60,
+    )
+    assert (done.returncode, done.stderr) == (143, b"image/build: interrupted\n")
+    assert [path.name for path in tmp_path.iterdir()] == ["b"]
+    assert contents.exists() == is_the_old_one
 
 
 def test_a_build_through_a_link_is_made_where_it_leads(bundle: Path, tmp_path: Path) -> None:

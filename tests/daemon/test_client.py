@@ -86,6 +86,20 @@ def test_all_output_comes_though_a_wait_told_the_exit_first(
     assert sum(sizes) == 200_000
 
 
+def test_a_request_larger_than_a_frame_is_an_error_and_costs_nothing_else(
+    runnerd_daemon: RunnerdProcess,
+) -> None:
+    lost: list[StreamLost] = []
+    with runnerd_daemon.connect(on_lost=lost.append) as client:
+        with client.start(["sleep", "60"]) as other:
+            with pytest.raises(RemoteError, match="the most is 4194304") as caught:
+                client.run(["true"], env={"BIG": 5_000_000 * "x"}, timeout_s=20)
+            assert caught.value.kind == "frame_too_large"
+            assert caught.value.preserved == "nothing ran, nothing changed"
+            assert other.inspect().state == "running"
+    assert lost == []
+
+
 def test_starts_can_be_pipelined_and_events_told_apart(runnerd_daemon: RunnerdProcess) -> None:
     with runnerd_daemon.connect() as client:
         waiting = {client.send("exec.start", ExecStart(argv=["true"])) for _ in range(50)}

@@ -67,6 +67,19 @@ def test_a_refusal_is_125_and_says_what_and_what_to_do(runnerd_daemon: RunnerdPr
     assert b"\nhint: " in done.stderr
 
 
+@pytest.mark.parametrize("options", [[], ["-d"]])
+def test_a_start_larger_than_a_frame_is_125_and_says_so(
+    runnerd_daemon: RunnerdProcess, tmp_path: Path, options: list[str]
+) -> None:
+    (tmp_path / "env").write_text("BIG=" + 5_000_000 * "x")
+    done = runnerd_daemon.ctl("run", *options, "--env-file", str(tmp_path / "env"), "--", "true")
+    assert done.returncode == 125
+    first, hint = done.stderr.decode().splitlines()
+    assert "exec.start makes a frame of 5000" in first
+    assert "the most is 4194304" in first
+    assert hint.startswith("hint: split the request")
+
+
 def test_a_missing_socket_names_the_path_tried(tmp_path: Path) -> None:
     path = str(tmp_path / "none.sock")
     done = subprocess.run(

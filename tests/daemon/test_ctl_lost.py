@@ -48,7 +48,7 @@ def test_a_start_told_again_without_its_output_still_has_its_exit(
             _, said = process.communicate(timeout=30)
     assert process.returncode == 7
     assert said.startswith(
-        b"runnerctl: connection lost; reconnecting\nrunnerctl: none of the output "
+        b"runnerctl: connection lost; reconnecting\nrunnerctl: no more of the output "
     )
     assert b"runnerctl logs x" in said
 

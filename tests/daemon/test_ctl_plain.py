@@ -10,6 +10,7 @@ from tests.daemon.ctl_calls import say_all
 from tests.harness import wait_for
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
     from pathlib import Path
 
     from tests.harness import RunnerdProcess
@@ -78,3 +79,16 @@ def test_no_text_of_others_reaches_a_terminal_as_it_is(
 
 def printable(text: str) -> bool:
     return text.replace("\n", "").isprintable()
+
+
+def test_hints_name_what_a_person_can_see_and_do(
+    start_daemon: Callable[..., RunnerdProcess],
+) -> None:
+    """Not a field of an error's data, and no option that is refused next."""
+    daemon = start_daemon("--live-execs-max", "1")
+    with daemon.connect() as client:
+        client.start(["sleep", "60"], exec_id="x")
+        lines = [("run", "-d", "--", "true"), ("attach", "-it", "x")]
+        busy, no_terminal = say_all(daemon, lines)
+    assert busy.err.endswith("\nhint: try again in 1 s\n")
+    assert no_terminal.err.endswith("\nhint: leave out -i to watch it only\n")

@@ -30,6 +30,21 @@ JournalFile.write = slow
 """
 
 
+HELD: Final = """
+import os, time
+from runnerd.daemon import fencing, journal, starting
+from runnerd.daemon.journal_file import JournalFile
+starting.JOURNAL_WAIT_S = journal.HUNG_S = 30
+fencing.FENCE_WAIT_S = 0.05
+write = JournalFile.write
+def held(file, rows, meta, *, anew):
+    while {what} and not os.path.exists('{go}'):
+        time.sleep(0.01)
+    write(file, rows, meta, anew=anew)
+JournalFile.write = held
+"""
+
+
 class Owner(RawClient):
     """A connection with a fence."""
 
@@ -120,6 +135,35 @@ def test_a_new_owner_ends_the_older_ones_connections_rights_at_once(
                 assert not may_change(also_first)
 
 
+def test_what_waits_for_a_start_is_fenced_by_an_owner_who_comes_meanwhile(
+    start_daemon: Start, tmp_path: Path
+) -> None:
+    """It was looked at when it came, and took effect when the exec had started."""
+    go = tmp_path / "go"
+    daemon = start_daemon(**planted(HELD.format(what="rows", go=str(go))))
+    path = daemon.socket_path
+    with Owner(path, 1) as first:
+        start = first.send("exec.start", exec_id="e", argv=["cat"], stdin="pipe")
+        looks = first.send("exec.attach", exec_id="e")
+        changes = [
+            first.send("exec.write", exec_id="e", data="dG9sZA==", eof=True),
+            first.send("exec.signal", exec_id="e", signal="KILL"),
+            first.send("exec.attach", exec_id="e", subscriber="reader"),
+        ]
+        first.call("ping")  # behind them: they have come
+        with Owner(path, 2) as second:
+            assert second.call("daemon.info")["fence"] == 2
+            go.touch()
+            first.answer(start)
+            first.answer(looks)
+            for each in changes:
+                with pytest.raises(RawError) as caught:
+                    first.answer(each)
+                assert caught.value.kind == "fenced"
+            receipt = second.call("exec.cancel", exec_id="e", grace_s=0)
+            assert (receipt["outcome"], first.output("e")) == ("ended", b"")
+
+
 @pytest.mark.parametrize("fence", [0, -1, 2**63, 1.5, "latest", True])
 def test_what_is_no_fence_is_refused_and_sets_none(
     runnerd_daemon: RunnerdProcess, fence: object
@@ -181,6 +225,25 @@ def test_where_it_cannot_be_written_in_time_that_is_said(start_daemon: Start) ->
     with Owner(daemon.socket_path, 1) as owner:
         assert (owner.hello["fence"], owner.hello["journal"]) == (1, False)
         assert may_change(owner)
+
+
+def test_until_it_is_written_everybody_is_told_that_it_is_not(
+    start_daemon: Start, tmp_path: Path
+) -> None:
+    """The second hello with the same fence was told that it is, for all that was known by then."""
+    go = tmp_path / "go"
+    daemon = start_daemon(**planted(HELD.format(what="meta.get('fence')", go=str(go))))
+    path = daemon.socket_path
+    for fence in (1, 1, None, "current"):
+        with Owner(path, fence) as each:
+            assert (each.hello["fence"], each.hello["journal"]) == (1, False)
+    go.touch()
+    wait_for(lambda: says_it_is_written(path))
+
+
+def says_it_is_written(path: str) -> bool:
+    with Owner(path, 1) as owner:
+        return bool(owner.hello["journal"])
 
 
 def test_without_a_journal_it_is_remembered_as_long_as_the_daemon(start_daemon: Start) -> None:

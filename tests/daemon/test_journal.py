@@ -372,6 +372,42 @@ def test_a_journal_that_hangs_delays_neither_starts_for_ever_nor_the_stop(
     assert log_lines(daemon, "journal_failed")[-1]["reason"] == "it was not written in time"
 
 
+def test_a_journal_that_hangs_is_said_to_though_no_start_comes(
+    start_daemon: Start, place: Path
+) -> None:
+    """An exit waits for nothing, so only the next start noticed."""
+    hang = place / "hang"
+    daemon = start_daemon(
+        place=place,
+        **planted(f"""
+            import os, time
+            from runnerd.daemon import journal, pulse
+            from runnerd.daemon.journal_file import JournalFile
+            journal.HUNG_S, pulse.PULSE_S, pulse.IDLE_PULSE_S = 0.3, 0.1, 0.1
+            write = JournalFile.write
+            def held(file, rows, meta, *, anew):
+                while os.path.exists({str(hang)!r}):
+                    time.sleep(0.01)
+                write(file, rows, meta, anew=anew)
+            JournalFile.write = held
+        """),
+    )
+    with RawClient(daemon.socket_path) as client:
+        client.call("exec.start", exec_id="e", argv=["cat"], stdin="pipe")
+        wait_until_written(client)
+        hang.touch()
+        client.call("exec.write", exec_id="e", eof=True)
+        client.call("exec.wait", exec_id="e", until="closed")
+        wait_for(lambda: not client.call("daemon.info")["journal"])
+        assert "the disk hangs" in client.call("daemon.info")["journal_reason"]
+        (trouble,) = client.call("daemon.health")["degraded"]
+        assert trouble["kind"] == "journal_off"
+        assert metric(client, "runnerd_journal_failures_total") == 1
+        with RawClient(daemon.socket_path) as other:
+            assert other.hello["journal"] is False
+        hang.unlink()
+
+
 def test_a_defect_of_the_writer_is_an_uncaught_error(start_daemon: Start, place: Path) -> None:
     daemon = start_daemon(
         place=place,

@@ -11,8 +11,9 @@ import anyio
 import pytest
 
 from runnerd.client import asynchronous
-from runnerd.client.blocking import connect
+from runnerd.client.blocking import WINDOW_BYTES, connect
 from runnerd.client.errors import Ambiguous, DaemonRestarted, StreamLost
+from runnerd.client.pending import QUEUE_BYTES_MAX
 from runnerd.protocol.notes import OutputNote
 from runnerd.protocol.requests import ExecSignal
 from tests.harness import REPOSITORY, is_alive, wait_for
@@ -39,7 +40,8 @@ def _quick(monkeypatch: pytest.MonkeyPatch) -> None:
 NUMBERS = b"".join(b"%d\n" % n for n in range(1, 200_001))
 
 
-def test_output_goes_on_where_it_stopped(proxy: Proxy, tmp_path: Path) -> None:
+@pytest.mark.parametrize("window_bytes", [WINDOW_BYTES, 2 * QUEUE_BYTES_MAX])
+def test_output_goes_on_where_it_stopped(proxy: Proxy, tmp_path: Path, window_bytes: int) -> None:
     """Cut three times, each time once the client has noticed the one before."""
     lost: list[StreamLost] = []
     go = tmp_path / "go"
@@ -51,7 +53,7 @@ def test_output_goes_on_where_it_stopped(proxy: Proxy, tmp_path: Path) -> None:
             go.touch()  # an exit may be in what was read before the last cut, and is no loss then
 
     with connect(proxy.path, on_lost=on_lost) as client:
-        handle = client.start(["sh", "-c", script])
+        handle = client.start(["sh", "-c", script], window_bytes=window_bytes)
         taken = bytearray()
         cut_at = [100_000, 500_000, 900_000]
         for note in handle.output(30):

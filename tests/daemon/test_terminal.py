@@ -219,7 +219,7 @@ def test_term_and_hup_put_the_terminal_back_and_hang_the_command_up(
 ) -> None:
     pid = running(runnerd_daemon, screens, f"{INTERACTIVE}; echo code=$?")
     subprocess.run(["kill", f"-{number}", str(pid)], check=True)
-    screens.until("me", f"code={128 + number}")
+    screens.until("me", f"\ncode={128 + number}")
     with runnerd_daemon.connect() as client:
         its_exit = client.wait("x", timeout_s=10)
         assert (its_exit.signal, its_exit.reason) == (signal.SIGHUP, "exited")
@@ -239,7 +239,7 @@ def test_a_lost_daemon_and_an_end_by_itself_put_the_terminal_back(
     screens.keys("me", f"clear; {INTERACTIVE.replace('--id x', '--id y')}; echo code=$?", "Enter")
     screens.until("me", "there>\n")
     runnerd_daemon.kill()
-    assert "runnerctl: " in screens.until("me", "code=125", 90)
+    assert "\nrunnerctl: " in screens.until("me", "code=125", 90)
     assert_as_before(runnerd_daemon, screens)
 
 
@@ -262,6 +262,25 @@ def test_stopped_the_terminal_is_the_shells_and_continued_it_is_raw_again(
     screens.keys("me", "exit", "Enter")
     screens.until("me", "exit\n$")
     assert_as_before(runnerd_daemon, screens)
+
+
+def test_continued_the_command_draws_its_screen_again(
+    runnerd_daemon: RunnerdProcess, screens: Tmux
+) -> None:
+    """What it showed is gone, and no size is another one: nothing else would make it."""
+    needs.program("vim.tiny", "vim-tiny")
+    person(runnerd_daemon, screens)
+    screens.keys("me", "rc run -it --id vi -- vim.tiny -u NONE -n", "Enter")
+    screens.until("me", "~")
+    screens.keys("me", "isome text", "Escape")
+    screens.until("me", "some text")
+    (pane,) = screens.run("list-panes", "-t", "me", "-F", "#{pane_pid}").split()
+    subprocess.run(["kill", "-TSTP", *map(str, children(pane))], check=True)
+    screens.until("me", "Stopped")
+    screens.keys("me", "clear; fg", "Enter")
+    screens.until("me", "some text\n~")
+    screens.keys("me", ":q!", "Enter")
+    screens.until("me", "$")
 
 
 def test_attach_leaves_on_a_signal_and_the_command_goes_on(

@@ -147,7 +147,7 @@ def test_a_paste_that_finds_no_room_waits_and_arrives_whole(
     )
     command = ["sh", "-c", script, str(go), str(got)]
     words = daemon.ctl_words("run", "-it", "--id", "x", "--", *command)
-    words[2] = f"import runnerd.ctl.interactive as it; it.ROOM_WAIT_S = 0.01; {words[2]}"
+    words[2] = f"import runnerd.ctl.keys as keys; keys.ROOM_WAIT_S = 0.01; {words[2]}"
     pasted = b"".join(b"%07d\n" % number for number in range(25000))
     with contextlib.closing(Person(words, tmp_path / "errors")) as one, daemon.connect() as client:
         one.until(b"ready")
@@ -225,3 +225,22 @@ def test_a_start_that_is_not_answered_is_left_by_ctrl_c(
         wait_for(has_left, 20)
         assert one.end()[0] == 128 + signal.SIGINT
         assert termios.tcgetattr(one.terminal) == one.mode
+
+
+def test_the_last_ctrl_c_says_that_the_command_may_run_on(
+    runnerd_daemon: RunnerdProcess, tmp_path: Path
+) -> None:
+    """The daemon is frozen: what was said of cancelling and killing has not happened."""
+    words = ["run", "-t", "--id", "x", "--", "sh", "-c", "echo ready; exec sleep 1000"]
+    with person(runnerd_daemon, tmp_path / "errors", *words) as one:
+        one.until(b"ready")
+        runnerd_daemon.process.send_signal(signal.SIGSTOP)
+        try:
+            for _ in range(4):
+                one.process.send_signal(signal.SIGINT)
+                wait_for(lambda: one.process.poll() or one.is_idle_after(signal.SIGINT), 20)
+            code, said = one.end()
+        finally:
+            runnerd_daemon.process.send_signal(signal.SIGCONT)
+    assert code == 128 + signal.SIGINT
+    assert said.endswith(b"it may run on\nhint: runnerctl inspect x\n")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from typing import TYPE_CHECKING
 
+import msgspec
 import pytest
 
 from runnerd.client.blocking import connect
@@ -24,7 +25,7 @@ from runnerd.protocol.errors import RequestError
 from runnerd.protocol.framing import Encoding
 from runnerd.protocol.notes import GapNote, OutputNote, StoppingNote
 from runnerd.protocol.requests import ExecCancel, ExecStart, ExecWrite
-from tests.unit.fake_daemon import FakeDaemon, Peer, make_exit, prints
+from tests.unit.fake_daemon import HELLO, LIMITS, FakeDaemon, Peer, make_exit, prints
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -232,6 +233,22 @@ def test_input_is_fed_by_offset_and_goes_on_where_a_full_queue_stopped_it(tmp_pa
     with FakeDaemon(tmp_path / "s", script) as daemon, connect(daemon.path) as client:
         assert client.run(["x"], input=data).exit.code == 0
     assert taken == data
+
+
+def test_input_that_no_frame_can_hold_is_an_error_of_the_run(tmp_path: Path) -> None:
+    def greet(peer: Peer, request_id: Id, params: Params) -> None:
+        limits = msgspec.structs.replace(LIMITS, frame_bytes=100_000)
+        peer.answer(request_id, msgspec.structs.replace(HELLO, limits=limits))
+
+    def start(peer: Peer, request_id: Id, params: Params) -> None:
+        peer.started(request_id)
+        peer.output(1, 0, b"up")
+
+    script = {"hello": greet, "exec.start": start, "exec.cancel": cancelled}
+    with FakeDaemon(tmp_path / "s", script) as daemon, connect(daemon.path) as client:
+        with pytest.raises(RemoteError, match=r"exec\.write makes a frame of"):
+            client.run(["x"], input=bytes(300_000), timeout_s=20)
+        client.ping()
 
 
 def test_a_command_that_does_not_read_its_input_is_no_error(tmp_path: Path) -> None:

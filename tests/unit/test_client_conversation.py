@@ -36,7 +36,7 @@ from runnerd.protocol.requests import (
     ExecWait,
     ExecWrite,
 )
-from tests.unit.fake_daemon import make_exit
+from tests.unit.fake_daemon import LIMITS, make_exit
 from tests.unit.scripted_peer import ScriptedPeer, attached, conversation, started
 
 START = ExecStart(argv=["a"], attach=Attach(window_bytes=1 << 20))
@@ -211,6 +211,23 @@ def test_what_is_asked_without_a_connection_waits_for_one_in_order() -> None:
     talk.lost()
     asked = [params for _, _, params in ScriptedPeer(talk).asked()]
     assert [each.exec_id for each in asked] == ["x0", "x1", "x2"]  # type: ignore[attr-defined]
+
+
+def test_what_the_daemon_cannot_take_fails_alone_and_is_never_sent() -> None:
+    """Sent, it would end the connection, look as if it had never been sent, and go again."""
+    talk = conversation()
+    ScriptedPeer(talk)
+    large = ExecWrite(exec_id="x", data=bytes(LIMITS.frame_bytes))
+    with pytest.raises(RemoteError, match=r"exec\.write makes a frame of"):
+        talk.request("exec.write", large)
+    talk.lost()
+    own_id = talk.request("exec.write", large)  # how much it takes is known again with its hello
+    talk.request("ping", Ping())
+    peer = ScriptedPeer(talk)
+    ((failure),) = peer.told
+    assert isinstance(failure, Failure)
+    assert (failure.request_id, failure.error.kind) == (own_id, "frame_too_large")
+    assert [method for _, method, _ in peer.asked()] == ["ping"]
 
 
 def test_a_subscription_goes_on_after_the_last_record_received() -> None:
@@ -527,6 +544,61 @@ def test_a_reader_that_takes_nothing_is_not_given_a_window_for_each_connection()
     ((_, method, params),) = peer.asked()
     assert method == "exec.attach"
     assert params.after == seq  # type: ignore[attr-defined]
+
+
+def test_a_window_above_the_bound_is_resumed_once_all_of_it_was_taken() -> None:
+    """Else its reader would wait for ever for a window that never fits."""
+    talk = conversation()
+    params = ExecStart(argv=["a"], attach=Attach(window_bytes=2 * QUEUE_BYTES_MAX))
+    peer = ScriptedPeer(talk)
+    number = peer.start(params)
+    peer.output(1, 0, b"ab")
+    peer.output(2, 2, b"cd")
+    talk.lost()
+    peer = ScriptedPeer(talk)
+    assert peer.asked() == []
+    talk.ack(number, 1)
+    assert peer.asked() == []
+    talk.ack(number, 2)
+    assert peer.resume(5).after == 2  # type: ignore[attr-defined]
+    talk.lost()
+    assert ScriptedPeer(talk).resume(6).after == 2  # type: ignore[attr-defined]
+
+
+def test_an_ack_that_is_asked_for_makes_room_as_one_that_is_told() -> None:
+    talk = conversation()
+    peer = ScriptedPeer(talk)
+    number = peer.start(START)
+    for at in range(8):
+        peer.output(at + 1, at << 20, bytes(1 << 20))
+    own_id = talk.request("exec.ack", ExecAck(subscription=number, seq=4))
+    ((request_id, _, params),) = peer.asked()
+    assert params == ExecAck(subscription=1, seq=4)
+    assert peer.answer(request_id, Empty()) == [Answer(own_id, "exec.ack", Empty())]
+    talk.lost()
+    assert ScriptedPeer(talk).resume(5).after == 8  # type: ignore[attr-defined]
+
+
+def test_an_ack_that_is_asked_for_between_two_connections_is_answered_and_resumes() -> None:
+    talk = conversation()
+    peer = ScriptedPeer(talk)
+    number = peer.start(START)
+    for at in range(8):
+        peer.output(at + 1, at << 20, bytes(1 << 20))
+    talk.lost()
+    first_id = talk.request("exec.ack", ExecAck(subscription=number, seq=0))
+    peer = ScriptedPeer(talk)
+    ((request_id, method, _),) = peer.asked()
+    assert method == "ping"  # there is no window to acknowledge in
+    assert peer.answer(request_id, Empty()) == [Answer(first_id, "exec.ack", Empty())]
+    talk.request("exec.ack", ExecAck(subscription=number, seq=8))
+    assert [method for _, method, _ in peer.asked()] == ["exec.attach", "ping"]
+
+
+def test_an_ack_of_what_was_never_opened_is_for_the_daemon_to_refuse() -> None:
+    peer = ScriptedPeer(conversation())
+    peer.talk.request("exec.ack", ExecAck(subscription=3, seq=1))
+    assert [params for _, _, params in peer.asked()] == [ExecAck(subscription=0, seq=1)]
 
 
 def test_a_detach_names_the_present_number() -> None:

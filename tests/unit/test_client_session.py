@@ -16,7 +16,7 @@ from runnerd.protocol.codec import Codec
 from runnerd.protocol.daemon_requests import DaemonDrain, Ping
 from runnerd.protocol.errors import KINDS, RequestError
 from runnerd.protocol.exits import Closed
-from runnerd.protocol.framing import Encoding
+from runnerd.protocol.framing import Encoding, FrameSplitter
 from runnerd.protocol.notes import (
     ClosedNote,
     ExitedNote,
@@ -371,3 +371,21 @@ def test_a_number_the_wire_has_no_room_for_is_refused(encoding: Encoding) -> Non
     with contextlib.suppress(RemoteError):
         session.request("exec.start", ExecStart(argv=["a"], nice=-(2**63) - 1))
     assert len(session.unanswered) == (2 if encoding is Encoding.JSON else 0)
+
+
+@pytest.mark.parametrize("encoding", list(Encoding))
+def test_the_largest_request_is_what_the_daemon_takes_to_the_byte(encoding: Encoding) -> None:
+    session = Session(encoding)
+
+    def framed(size: int) -> bytes:
+        return session.request("exec.start", ExecStart(argv=["x" * size]))[1]
+
+    most = len(framed(10_000)) - (1 if encoding is Encoding.JSON else 4)
+    session.frame_bytes_max = most
+    splitter = FrameSplitter(most, encoding)
+    splitter.feed(framed(10_000))
+    assert splitter.next_frame() is not None
+    with pytest.raises(RemoteError, match=f"frame of {most + 1} bytes; the most is {most}") as told:
+        framed(10_001)
+    assert told.value.kind == "frame_too_large"
+    assert [*session.unanswered] == [1, 2]

@@ -193,6 +193,10 @@ def test_an_unknown_option_points_at_the_help_that_lists_the_options(
             for text in ("-1", "0", "nan", "1e10")
         ),
         (["health", "--wait", "x"], "argument --wait: 'x' is no number"),
+        *(
+            (words, f"{words[-2]} is for whoever connects through the bridge to say")
+            for words in (["bridge", "--fence", "1"], ["bridge", "--token-file", "f"])
+        ),
     ],
 )
 def test_a_bad_value_is_said_in_plain_words_with_a_hint(

@@ -79,6 +79,7 @@ class StruckTerminal:
     def __enter__(self) -> None:
         StruckTerminal.is_raw = True
         for number in self.at_enter:
+            StruckTerminal.size = (9, 9) if number == signal.SIGWINCH else SIZE
             signal.raise_signal(number)
 
     def pass_keys(self) -> None:
@@ -133,13 +134,13 @@ def test_a_signal_as_the_terminal_is_put_back_does_not_keep_it_raw(
 def test_a_signal_as_the_terminal_is_made_raw_does_not_keep_it_so(
     monkeypatch: pytest.MonkeyPatch, verb: str, number: signal.Signals
 ) -> None:
-    """And none is forgotten: whoever is told to leave leaves, as soon as that is possible."""
+    """And none is forgotten: a new size is told, and whoever is to leave leaves, once it can be."""
     monkeypatch.setattr(StruckTerminal, "at_enter", (number,))
     client = FakeClient(breaks=False)
     code = follow(client, verb)
     assert not StruckTerminal.is_raw
     if number == signal.SIGWINCH:
-        assert code == 7
+        assert (code, client.sent[-1]) == (7, "exec.resize")
     elif number == signal.SIGINT and verb == "run":
         assert (code, client.sent) == (7, ["exec.start", "exec.signal"])
     else:

@@ -6,12 +6,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from runnerd.client.errors import Ambiguous, ClientError
+from runnerd.client.errors import Ambiguous, ClientError, RemoteError
 from runnerd.ctl.detaching import DEFAULT_KEYS, DetachScanner, detach_keys
-from runnerd.ctl.interactive import KeyFeeder
+from runnerd.ctl.keys import KeyFeeder
 from runnerd.ctl.main import build_parser
 from runnerd.ctl.screen import Modes, without_queries
 from runnerd.protocol.answers import WriteAnswer
+from runnerd.protocol.errors import RequestError
 
 
 @pytest.mark.parametrize("command", [["run", "--", "x"], ["attach", "x"]])
@@ -170,6 +171,19 @@ def test_keys_that_found_no_room_are_sent_again_and_none_is_doubled() -> None:
     assert write.data == b"fgh"
     feeder.answered(WriteAnswer(accepted_bytes=1000, room_bytes=1))
     assert (feeder.next_write(), feeder.rest()) == (None, None)
+
+
+def test_a_busy_daemon_is_left_alone_for_a_while_and_what_it_took_is_not_sent_again() -> None:
+    feeder = KeyFeeder("x")
+    feeder.offer(b"abcdef")
+    feeder.next_write()
+    busy = RequestError("busy", "too much waits", retry_after_s=0.5, accepted_bytes=2)
+    feeder.failed(RemoteError.before_sending(busy))
+    assert (feeder.is_over, feeder.pause_s, feeder.next_write()) == (False, 0.5, None)
+    feeder.resume()
+    write = feeder.next_write()
+    assert write is not None
+    assert write.data == b"cdef"
 
 
 def test_keys_that_may_be_lost_are_not_sent_again_and_later_ones_are() -> None:

@@ -6,7 +6,10 @@ import threading
 from collections.abc import Mapping
 from typing import ClassVar
 
+import pytest
+
 from runnerd.core.past import Past
+from runnerd.daemon.fencing import Fencing
 from runnerd.daemon.journal import Journal
 from runnerd.daemon.log import Log
 from runnerd.daemon.poller import Poller
@@ -24,17 +27,19 @@ class File:
 
     def __init__(self) -> None:
         self.written: list[tuple[list[int], bool]] = []
+        self.fences: list[int] = []
         self.fails = False
         self.is_in_write = threading.Event()
         self.may_go_on = threading.Event()
 
-    def write(self, rows: Rows, _meta: Mapping[str, int], *, anew: bool) -> None:
+    def write(self, rows: Rows, meta: Mapping[str, int], *, anew: bool) -> None:
         fails = self.fails
         self.is_in_write.set()
         assert self.may_go_on.wait(10)
         if fails:
             raise OSError(28, "No space left on device")
         self.written.append((sorted(rows), anew))
+        self.fences += [meta["fence"]] if "fence" in meta else []
 
     def close(self) -> None:
         pass
@@ -98,6 +103,71 @@ def test_after_a_failure_nothing_is_written_but_everything() -> None:
     place.turn_until("len(place.file.written) == 2")
     assert place.file.written == [([1, 2], True), ([4], False)]
     assert not place.defects
+
+
+def test_a_write_that_hangs_is_noticed_though_nobody_waits_for_it(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    place = Place()
+    place.journal.notice_hang()
+    place.journal.exited(past(1))  # has nobody who is told
+    assert place.file.is_in_write.wait(10)
+    place.journal.notice_hang()
+    assert place.journal.is_on  # it may take its time
+    monkeypatch.setattr("runnerd.daemon.journal.HUNG_S", 0.0)
+    place.journal.notice_hang()
+    assert not place.journal.is_on
+    assert place.journal.reason == "the disk hangs"
+    place.journal._retry()  # nothing is piled up behind it
+    monkeypatch.undo()
+    place.file.may_go_on.set()
+    place.turn_until("place.file.written == [([1], False)]")
+    wait_for(lambda: place.journal._began_s is None)
+    place.turn_until("place.journal._done.empty()")
+    assert not place.journal.is_on
+    place.journal._retry()
+    place.turn_until("place.journal.is_on")
+    assert place.file.written == [([1], False), ([1, 2], True)]
+    assert not place.defects
+
+
+def test_a_fence_that_comes_while_all_is_written_anew_is_written_behind_it() -> None:
+    """It was told that it is not written, and never was, though the journal was on again."""
+    place = Place()
+    place.journal._failed("planted")
+    place.journal._retry()
+    assert place.file.is_in_write.wait(10)
+    told: list[bool] = []
+    fencing = Fencing(
+        None, journal=place.journal, poller=place.poller, owner=place, on_new=lambda _fence: None
+    )
+    fencing.take(5, told.append)
+    fencing.take(5, told.append)
+    place.turn_until("not place.journal.is_on")
+    assert told == []
+    place.file.may_go_on.set()
+    place.turn_until("place.file.fences == [5]")
+    wait_for(lambda: place.poller._handle_ready() or told)
+    assert told == [True, True]
+    assert not place.defects
+
+
+def test_what_is_written_anew_and_was_given_up_meanwhile_does_not_count(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """What was thrown away then is in no later write: there would be a gap in the middle."""
+    place = Place()
+    place.journal._failed("planted")
+    place.journal._retry()
+    assert place.file.is_in_write.wait(10)
+    monkeypatch.setattr("runnerd.daemon.journal.BEHIND_MAX", 0)
+    place.journal.exited(past(3))
+    monkeypatch.undo()
+    place.file.may_go_on.set()
+    place.turn_until("place.file.written == [([1, 2], True)]")
+    wait_for(lambda: place.journal._began_s is None)
+    place.turn_until("place.journal._done.empty()")
+    assert not place.journal.is_on
 
 
 def test_what_came_meanwhile_is_one_transaction() -> None:

@@ -70,6 +70,14 @@ def test_patterns_can_be_added() -> None:
         (["git", f"https://u:{S}@host/p"], ["git", f"https://u:{HIDDEN}@host/p"]),
         (["git", f"https://{S}@host/p"], ["git", f"https://{HIDDEN}@host/p"]),
         (["git", "ssh://git@host/p"], ["git", "ssh://git@host/p"]),
+        (["git", f"https://u:a@{S}@host/p"], ["git", f"https://u:{HIDDEN}@host/p"]),
+        (["git", f"https://u:a/{S}@host/p"], ["git", f"https://u:{HIDDEN}@host/p"]),
+        (["git", f"https://u@a.b:{S}@host/p"], ["git", f"https://{HIDDEN}@host/p"]),
+        (["git", f"https://{S}@host:80/p@q"], ["git", f"https://{HIDDEN}@host:80/p@q"]),
+        (["x", f"a://u:{S}@h/p@q,b://v:{S}@k"], ["x", f"a://u:{HIDDEN}@h/p@q,b://v:{HIDDEN}@k"]),
+        (["npm", "http://host:4873/@a/b"], ["npm", "http://host:4873/@a/b"]),
+        (["x", "https://host/a@1", "a@b"], ["x", "https://host/a@1", "a@b"]),
+        (["sh", "-c", f"creds[token]={S}"], ["sh", "-c", f"creds[token]={HIDDEN}"]),
         (["x", f"--env=API_KEY=a {S}"], ["x", f"--env=API_KEY={HIDDEN}"]),
         (["x", f"--set=db.password=a,{S}"], ["x", f"--set=db.password={HIDDEN}"]),
         (["curl", f"--header=Cookie: a=1; b={S}"], ["curl", f"--header=Cookie: {HIDDEN}"]),
@@ -112,6 +120,40 @@ def test_words_of_a_command_line(argv: list[str], shown: list[str]) -> None:
         ('{"password": "a\\"b @", "c": 1}', '{"password": #, "c": 1}'),
         ('{"token":12,"keys":["a","@"],"c":1}', '{"token":#,"keys":#,"c":1}'),
         ('x "{\\"token\\": \\"a @\\", 1}"', 'x "{\\"token\\": #, 1}"'),
+        # A name within a subscript.
+        ("os.environ['TOKEN'] = '@' ; b", "os.environ['TOKEN'] = # ; b"),
+        ("h['Authorization'] = 'Bearer @'\nb", "h['Authorization'] = #\nb"),
+        ('h["token"]=$(a @) b', 'h["token"]=# b'),
+        ("h['token'] = f'a @' b", "h['token'] = # b"),
+        ("h['token'] = \"\"\"a @\"\"\" b", "h['token'] = # b"),
+        ("creds[token]=@ b", "creds[token]=# b"),
+        ("a[b[token]]=@ b", "a[b[token]]=# b"),
+        ("a[token]=@ b[key]=@", "a[token]=# b[key]=#"),
+        # Brackets nest.
+        ('{"auth": {"meta": {}, "value": "@"}, "c": 1}', '{"auth": #, "c": 1}'),
+        ('{"tokens": [["a"], "@"], "c": 1}', '{"tokens": #, "c": 1}'),
+        ('{"tokens": {"a": "}", "b": "@"}}', '{"tokens": #}'),
+        ('{"tokens": ["\\"]", "\\\\", "@"]}', '{"tokens": #}'),
+        ('x "{\\"keys\\": [\\"a]\\", \\"@\\"], 1}"', 'x "{\\"keys\\": #, 1}"'),
+        ("TOKEN=$(f $(g) @) y", "TOKEN=# y"),
+        ("TOKEN=a$(f $(g) @)b y", "TOKEN=# y"),
+        ("TOKEN=$(f ')' @) y", "TOKEN=# y"),
+        ("TOKEN=$(f \\) @) y", "TOKEN=# y"),
+        ("TOKEN=${X:-b @} y", "TOKEN=# y"),
+        ("TOKEN=${X:-${Y:-b} @} y", "TOKEN=# y"),
+        ("TOKEN=((a b) @) y", "TOKEN=# y"),
+        ("TOKEN=`f \\`g\\` @` y", "TOKEN=# y"),
+        ("sh -c 'a; TOKEN=$(f @) b' c", "sh -c 'a; TOKEN=# b' c"),
+        ("sh -c 'a; TOKEN=`f @` b' c", "sh -c 'a; TOKEN=# b' c"),
+        ('sh -c "a; TOKEN=$(f $(g) @) b" c', 'sh -c "a; TOKEN=# b" c'),
+        ('export "TOKEN=$(f "$X" @)" b', 'export "TOKEN=#" b'),
+        ('export "TOKEN=`f "$X" @`" b', 'export "TOKEN=#" b'),
+        ("export 'TOKEN=a'\\''b @' b", "export 'TOKEN=#' b"),
+        ("tokens = [['a', 'b'], '@'] ; c", "tokens = # ; c"),
+        ("token = get('a', (1, 2), '@') ; c", "token = # ; c"),
+        ("{auth: {a: it's, b: {c: isn't}, v: @}} c", "{auth: #"),
+        ("TOKEN=(it's (\"b )\" it's) @) y", "TOKEN=# y"),
+        ("TOKEN=$(f (a @", "TOKEN=#"),  # what is not closed reaches to the end
     ],
 )  # fmt: skip
 def test_text_of_a_script(script: str, shown: str) -> None:
@@ -142,6 +184,10 @@ def test_no_surroundings_bring_a_secret_back(words: list[str], form: str) -> Non
      "://" * 30_000, "TOKEN='" * 10_000, "a " * 50_000, 'KEY="' * 20_000, "://a" * 25_000,
      "KEY=(" * 20_000, "KEY=`" * 20_000, "'KEY: " * 20_000, '"KEY":\\"' * 10_000, "KEY=$" * 20_000,
      '"KEY":' + "\\" * 50_000 + '"' + "\\" * 50_000, "KEY: " * 20_000, "KEY=" + "\\" * 100_000,
+     "KEY=$(" * 20_000, "KEY=${" * 20_000, "KEY=()" * 20_000, "KEY=([)]" * 12_000,
+     'KEY=(")' * 16_000, "KEY=('" * 16_000, "KEY[KEY[" * 12_000, "[" * 100_000, "a[b]=" * 20_000,
+     '"KEY":{' * 14_000, '"KEY":' + "[{" * 50_000, "KEY=(" + "\\" * 100_000, "://a:b" * 16_000,
+     "://a:" + "@" * 100_000, "http://a@" * 11_000, "://@a:/" * 14_000, "://" + "a" * 100_000,
      "https://" * 12_000, "https://" + "a" * 100_000, "KEY[" * 25_000, "a\\" * 50_000],
 )  # fmt: skip
 def test_every_search_takes_linear_time(text: str) -> None:
@@ -150,6 +196,52 @@ def test_every_search_takes_linear_time(text: str) -> None:
     HIDE.words([text])
     HIDE.text(text)
     assert time.process_time() - began_s < 2
+
+
+_WORDS = st.sampled_from(["a", '"b ) ]"', "it's", '"c\\" }"', "-d", "1,"])
+_NESTED = st.recursive(
+    _WORDS,
+    lambda inner: st.builds(
+        lambda pair, parts: pair[0] + " ".join(parts) + pair[1],
+        st.sampled_from(["()", "[]", "{}"]),
+        st.lists(inner, max_size=4),
+    ),
+    max_leaves=20,
+)
+
+
+@given(
+    st.lists(_NESTED, max_size=5),
+    st.lists(_NESTED, max_size=5),
+    st.sampled_from(
+        ["TOKEN=$(@)", "TOKEN=(@)", "TOKEN=${X:-@}", '{"key": [@]}', "h['auth'] = {@}",
+         "keys = [@]", 'x "TOKEN=$(@) b" c']
+    ),
+)  # fmt: skip
+def test_however_brackets_nest_what_is_in_them_is_hidden(
+    before: list[str], behind: list[str], form: str
+) -> None:
+    secret = "Zq7Zq7Zq7"
+    inside = " ".join([*before, secret, *behind])
+    assert secret not in HIDE.text(form.replace("@", inside))
+    assert secret not in HIDE.text(form.replace("@", f"({inside}) b"))
+
+
+@settings(max_examples=50, deadline=None)
+@given(
+    st.lists(
+        st.sampled_from(["KEY", "=", ": ", "$(", "(", ")", "[", "]", "{", "}", '"', "'", "\\", "`",
+                         "://", "@", "/", ":", "https", " ", "\n", "a", "--", "${", ","]),
+        min_size=1, max_size=8,
+    ),
+    st.lists(st.sampled_from(["KEY=(", '"KEY":{', "://a:", "'", '"', ""]), max_size=2),
+)  # fmt: skip
+def test_whatever_is_repeated_takes_linear_time(pieces: list[str], before: list[str]) -> None:
+    piece = "".join(pieces)
+    text = "".join(before) + piece * (64 * 1024 // len(piece))
+    began_s = time.process_time()
+    HIDE.text(text)
+    assert time.process_time() - began_s < 1
 
 
 def line(params: Params | None, **more: Any) -> dict[str, Any]:
