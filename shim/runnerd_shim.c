@@ -59,6 +59,7 @@ enum {
     SURVIVOR_ROUND_MS = 1000,
     SEND_WAIT_MS = 100,  /* the first time the control socket is full; after that, no wait */
     EXIT_RETRY_MS = 20,
+    TERM_RETRY_MS = 1,
     LEAVE_WAIT_MS = 1000, /* then the unreaped leader is left to runnerd */
 
     KILLED_SLOTS = 65536,
@@ -76,6 +77,7 @@ static enum phase phase = WAITING;
 static bool leader_reaped, exit_unsent;
 static int64_t exit_unsent_ms;
 static enum ladder ladder = AT_REST;
+static bool term_owed;
 static int64_t kill_at_ms, survivors_at_ms, round_at_ms;
 static int64_t hold_until_ms; /* not 0: the dead are kept, see kill_round() */
 static bool control_open = true, control_full;
@@ -339,6 +341,16 @@ static const char *leader_word(bool first, bool with_term)
     return word;
 }
 
+/* A parked child ignores TERM, and so does one that has just been handed a job: sent then, it would
+ * be lost, and only KILL would end the command. */
+static void term_if_owed(void)
+{
+    if (!term_owed || (phase == STARTING && !report->hears_term))
+        return;
+    term_owed = false;
+    term_round();
+}
+
 static void reap(void);
 
 static void end_tree(int64_t grace_ms)
@@ -364,8 +376,8 @@ static void end_tree(int64_t grace_ms)
             ;
         leave();
     }
-    if (first && grace_ms > 0)
-        term_round();
+    term_owed |= first && grace_ms > 0;
+    term_if_owed();
 }
 
 static void climb_ladder(void)
@@ -379,6 +391,7 @@ static void climb_ladder(void)
         say(&line);
         note_living();
         ladder = KILLING;
+        term_owed = false;
         survivors_at_ms = now_ms_up() + KILL_BOUND_MS;
     }
     if (ladder == KILLING) {
@@ -786,6 +799,8 @@ static int wait_ms(void)
         return -1;
     if (exit_unsent && until > now + EXIT_RETRY_MS)
         until = now + EXIT_RETRY_MS;
+    if (term_owed && until > now + TERM_RETRY_MS)
+        until = now + TERM_RETRY_MS;
     return until <= now ? 0 : until - now > INT_MAX ? INT_MAX : (int)(until - now);
 }
 
@@ -800,6 +815,7 @@ static _Noreturn void run(const sigset_t *while_waiting)
         int ms;
 
         reap();
+        term_if_owed();
         climb_ladder();
         reap(); /* a round of KILL may just have seen the last one dead */
         ms = wait_ms();

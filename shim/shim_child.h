@@ -34,6 +34,7 @@ static const char *const stage_names[] = {"killed", "job",    "session", "rlimit
  * of the internal socket, so no field needs more than volatile. */
 struct report {
     int stage;
+    int hears_term; /* no signal is ignored any more */
     int failed_errno; /* not 0: it failed at `stage` */
     int interpreter_missing;
     int leaf_errno;
@@ -367,6 +368,7 @@ static _Noreturn void child_main(int job_socket, pid_t shim)
     if (fd_count != JOB_FDS)
         child_fail(EMFILE); /* as many were sent */
     child_reset_signals();
+    report->hears_term = 1;
     job = job_map(fds[3]);
     child_set_up(&job, fds);
     report->stage = EXEC;

@@ -137,7 +137,7 @@ class Poller:
         self._went_alone = True
         return may
 
-    def batch(self, handle: Callable[[], None]) -> None:
+    def batch(self, handle: Callable[[], object]) -> None:
         """Handle something, then make the calls it deferred."""
         self._in_batch = True
         try:

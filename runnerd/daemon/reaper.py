@@ -74,7 +74,7 @@ class Reaper:
         while True:
             await trio.lowlevel.wait_readable(self._deaths.fd)
             self._deaths.take()
-            self.reap()
+            self._poller.batch(self.reap)
 
     def _on_death(self, _number: int, _frame: object) -> None:
         self._deaths.tell()
@@ -113,9 +113,12 @@ class Reaper:
         shim = self._pool.by_pid.pop(pid, None)
         if shim is not None:
             shim.is_reaped = True
+            shim.read_last_words()  # of what it started and how that ended, before its cgroup goes
             self._pool.reaped(shim)
             if status:
                 self._log.debug("shim_ended", pid=pid, status=status)
+        else:
+            self._hear_of(pid)
         exit_status = told_by_wait(status, usage, time.monotonic())
         adopted = self._adopted.pop(pid, None)
         if adopted is not None:
@@ -126,6 +129,13 @@ class Reaper:
         elif shim is None:
             self.orphans += 1
         self._tell_gone(pid)
+
+    def _hear_of(self, pid: int) -> None:
+        # Linux has a shim reaped before what it leaves, which no page promises; and one that is
+        # traced is not to be had. Then what it said of this command may be yet unread.
+        shim = None if pid in self._commands or pid in self._adopted else self._pool.over(pid)
+        if shim is not None:
+            shim.read_last_words()
 
     def _tell_gone(self, shim_pid: int) -> None:
         for owner, call in self._when_gone.pop(shim_pid, []):

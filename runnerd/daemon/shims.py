@@ -85,6 +85,20 @@ class Shim:
                 return
             self._take(data)
 
+    def read_last_words(self) -> None:
+        """Take all that it has said, up to its end where it is gone.
+
+        It may be reaped in the same turn of the loop in which this can be read, and before. A
+        handler's failure is the user's own, as ever.
+        """
+        while True:
+            try:
+                self._readable(EPOLLIN)
+            except Exception as error:  # noqa: BLE001 - whoever uses this shim is told
+                self.stray(error)
+            else:
+                return
+
     def _take(self, data: bytes) -> None:
         # What cannot be understood is a failure of the exec's: it could have been its exit.
         message = parse_shim_message(data)
@@ -303,6 +317,10 @@ class ShimPool:
         if self._leaves.reason is None:
             self._leaves.give_up(f"a leaf cannot be entered: {os.strerror(number)}")
             self._log.warning("cgroup_leaves_off", reason=self._leaves.reason)
+
+    def over(self, child_pid: int) -> Shim | None:
+        """Return the shim, not reaped yet, whose child has or had this pid."""
+        return next((each for each in self.by_pid.values() if each.child_pid == child_pid), None)
 
     def reaped(self, shim: Shim) -> None:
         """A shim's status was taken: its leaf goes as soon as nothing is in it."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import functools
 import os
 import signal
@@ -281,10 +282,23 @@ def _grandchildren(pid: int) -> set[int]:
     return set[int]().union(*map(children, children(pid)))
 
 
+_SEIZE, _INTERRUPT, _WALL = 0x4206, 0x4207, 0x40000000  # ptrace(2), wait(2)
+
+
+def _hold(pid: int) -> None:
+    """Have a process of others stand still, CONT or not, by tracing it."""
+    libc = ctypes.CDLL(None, use_errno=True)
+    for request in (_SEIZE, _INTERRUPT):
+        arguments = (ctypes.c_long(each) for each in (request, pid, 0, 0))
+        assert libc.ptrace(*arguments) == 0, os.strerror(ctypes.get_errno())
+    assert os.WIFSTOPPED(os.waitpid(pid, _WALL)[1])
+
+
 def test_c142_a_shim_that_hangs_is_given_up_after_five_seconds(
     runnerd_daemon: RunnerdProcess,
 ) -> None:
     """Half-made commands that never reach execve: start_timeout, killed, and nobody waits."""
+    needs.root()
     daemon = runnerd_daemon
     with RawClient(daemon.socket_path) as client, daemon.connect() as other:
         wait_for(lambda: other.info().parked_shims == 3)
@@ -294,8 +308,7 @@ def test_c142_a_shim_that_hangs_is_given_up_after_five_seconds(
         )
         fds = open_fds(daemon.pid)
         for pid in parked:
-            os.kill(pid, signal.SIGSTOP)
-        wait_for(lambda: all(map(is_stopped, parked)))
+            _hold(pid)
         began_s = time.monotonic()
         start = {"argv": ["true"], "admission": "skip"}  # the last one parked too
         sent = [client.send("exec.start", exec_id=f"{n}", **start) for n in range(3)]
@@ -310,6 +323,8 @@ def test_c142_a_shim_that_hangs_is_given_up_after_five_seconds(
                 client.answer(request_id)
             assert refused.value.kind == "start_timeout"
         assert 4.9 < time.monotonic() - began_s < 5.0 + 0.5 * ROOM
+        for pid in parked:  # a tracer is told of the death first
+            assert os.WTERMSIG(os.waitpid(pid, _WALL)[1]) == signal.SIGKILL
         wait_for(lambda: not any(map(is_alive, parked | shims)))
         wait_for(lambda: open_fds(daemon.pid) <= fds)
         assert other.info().live_execs == 0

@@ -6,6 +6,7 @@ On this machine's own v2 mount, which needs no controller for any of this.
 from __future__ import annotations
 
 import contextlib
+import functools
 import os
 import signal
 import subprocess
@@ -117,6 +118,36 @@ def test_each_exec_has_its_own_and_nothing_is_left(start_daemon: Start, parent: 
         assert client.call("daemon.info")["stray_failures"] == 0
     assert daemon.stop() == 0
     assert not folder.exists()
+
+
+def is_dead(pid: int) -> bool:
+    return not is_alive(pid)
+
+
+def test_what_a_cgroup_has_counted_is_read_before_it_is_removed(
+    start_daemon: Start, parent: Path
+) -> None:
+    """The exit and the dead shim are there to be seen in the same turn, in whatever order."""
+    daemon = start_daemon(
+        "--cgroups",
+        str(parent),
+        **planted("""
+            from runnerd.daemon.leaf import Leaf  # no controller is needed here
+            Leaf.peak_tasks = lambda self: 7 if self.folder.is_dir() else None
+        """),
+    )
+    with RawClient(daemon.socket_path) as client:
+        for number in range(30):
+            exec_id = f"e{number}"
+            argv = ["sleep", "900"]
+            pid = client.call("exec.start", exec_id=exec_id, argv=argv, attach={})["pid"]
+            shim = shim_of(daemon, pid)
+            os.kill(daemon.pid, signal.SIGSTOP)
+            os.kill(pid, signal.SIGKILL)
+            wait_for(functools.partial(is_dead, shim))
+            os.kill(daemon.pid, signal.SIGCONT)
+            its_exit = client.note("exec.exited", exec_id)["exit"]
+            assert (its_exit["signal"], its_exit["peak_tasks"]) == (signal.SIGKILL, 7), number
 
 
 def test_off_and_what_cannot_be_written(start_daemon: Start, tmp_path: Path) -> None:

@@ -254,6 +254,55 @@ def test_killed_shims_race_the_exit(start_daemon: Start) -> None:
     print("a killed shim at any moment:", seen)
 
 
+# The loop stands still from `started` on until the shim and what it leaves are dead.
+LATE: Final = """
+    import os, select, socket, time
+    from pathlib import Path
+    from runnerd.daemon import procfs, shims
+    def dead():
+        return [pid for pid in procfs.children(os.getpid()) if procfs.read_stat(pid).state == "Z"]
+    original = shims.Shim.send_job
+    def send_job(self, fds):
+        original(self, fds)
+        select.select([self._control], [], [])
+        assert self._control.recv(100, socket.MSG_PEEK).startswith(b"started")
+        Path({go!r}).touch()
+        while len(dead()) < 2:
+            time.sleep(0.001)
+        Path({go!r}).unlink()
+    shims.Shim.send_job = send_job
+"""
+# As it is where the shim is traced: wait(2) gives the command before it.
+BACKWARDS: Final = """
+    wait4 = os.wait4
+    def backwards(_pid, options):
+        pids = sorted(procfs.children(os.getpid()), reverse=True)
+        found = (wait4(pid, options) for pid in pids)
+        return next((each for each in found if each[0]), None) or wait4(-1, options)
+    os.wait4 = backwards
+"""
+
+
+@pytest.mark.parametrize("code", [LATE, LATE + BACKWARDS], ids=["forwards", "backwards"])
+def test_a_command_that_kills_its_shim_and_ends_at_once_has_its_true_status(
+    start_daemon: Start, tmp_path: Path, code: str
+) -> None:
+    """All of it is over before the daemon reads that it has begun."""
+    go = tmp_path / "go"
+    daemon = start_daemon(**planted(code.format(go=str(go))))
+    script = f"until [ -e {go} ]; do :; done; kill -9 $PPID; exit 3"
+    with RawClient(daemon.socket_path) as client:
+        for number in range(25):
+            exec_id = f"e{number}"
+            client.call("exec.start", exec_id=exec_id, argv=["sh", "-c", script], attach={})
+            its_exit = client.note("exec.exited", exec_id)["exit"]
+            ended = (its_exit["code"], its_exit["signal"], its_exit["reason"])
+            assert ended == (3, None, "internal"), number
+            client.note("exec.closed", exec_id)
+        info = client.call("daemon.info")
+        assert (info["live_execs"], info["stray_failures"]) == (0, 0)
+
+
 # ------------------------------------------------------------------ not of any exec
 
 AS_PID_1: Final = ("unshare", "--pid", "--fork", "--mount-proc", "--kill-child")

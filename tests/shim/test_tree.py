@@ -19,6 +19,7 @@ from runnerd.protocol.shimwire import (
     Empty,
     Ending,
     Exited,
+    Failed,
     Killed,
     Killing,
     Signalled,
@@ -266,6 +267,39 @@ def test_an_end_of_zero_cuts_the_grace_short(shim: Shim) -> None:
     shim.end(0)
     shim.wait_for(Empty)
     assert [ending.grace_ms for ending in shim.heard(Ending)] == [60_000, 0]
+
+
+def end_before_the_child_runs(shim: Shim) -> int:
+    """Have the shim read a job and its end at once, with its child kept from the processor."""
+    (child,) = children(shim.pid)
+    for pid in (shim.pid, child):
+        os.sched_setaffinity(pid, {min(os.sched_getaffinity(0))})
+    os.sched_setscheduler(child, os.SCHED_IDLE, os.sched_param(0))
+    os.kill(shim.pid, signal.SIGSTOP)
+    wait_until(lambda: (proc_field(shim.pid, "State") or "")[:1] == "T")
+    shim.give(pack_job(job("sleep", "1001")))
+    shim.end(3_000)
+    os.kill(shim.pid, signal.SIGCONT)
+    return child
+
+
+def test_a_term_right_behind_the_job_is_not_lost(shim: Shim) -> None:
+    """The parked child ignores TERM; KILL after the grace was all that was left."""
+    child = end_before_the_child_runs(shim)
+    shim.wait_for(Empty)
+    assert not shim.heard(Killing)
+    assert [[each.pid for each in termed.processes] for termed in shim.heard(Termed)] == [[child]]
+    ends = [exited.value for exited in shim.heard(Exited)]
+    assert ends == [signal.SIGTERM] or [each.stage for each in shim.heard(Failed)] == ["killed"]
+
+
+def test_the_twin_that_does_not_wait_for_the_child_loses_the_term(
+    start: Start, mutant: Mutant
+) -> None:
+    shim = start(mutant("phase == STARTING && !report->hears_term", "false"))
+    end_before_the_child_runs(shim)
+    shim.wait_for(Empty)
+    assert shim.heard(Killing)
 
 
 CONT_AFTER_TERM = "signal_process(&tree[i], SIGTERM, SIGCONT)"
