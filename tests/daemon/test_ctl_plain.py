@@ -90,5 +90,5 @@ def test_hints_name_what_a_person_can_see_and_do(
         client.start(["sleep", "60"], exec_id="x")
         lines = [("run", "-d", "--", "true"), ("attach", "-it", "x")]
         busy, no_terminal = say_all(daemon, lines)
-    assert busy.err.endswith("\nhint: try again in 1 s\n")
+    assert busy.err.endswith("\nhint: wait for 1 s\n")
     assert no_terminal.err.endswith("\nhint: leave out -i to watch it only\n")

@@ -284,6 +284,7 @@ def test_runnerctl_prints_a_line_each_and_ends_with_the_daemon(
     assert ctl.stderr is not None
     assert b"watching: the daemon is serving" in ctl.stderr.readline()
     daemon.ctl("run", "--id", "e", "--", "sh", "-c", "exit 7")
+    daemon.ctl("wait", "e", "--until", "closed")
     daemon.stop()
     text = ctl.communicate(timeout=30)[0].decode()
     assert ctl.returncode == 0
