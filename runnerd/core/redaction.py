@@ -30,29 +30,34 @@ _NAMED: Final = re.compile(
 )
 _HEADER: Final = re.compile(r"\s*:\s+")
 _QUOTES: Final = re.compile(r"\\.|[\"']", re.DOTALL)
-_DOUBLE: Final = r"\"(?:[^\"\\]|\\.)*+\"?"
+# Atomic groups, (?>(?:x)+), and not (?:x)++: in CPython 3.11.2, Debian 12's, that goes on behind an
+# alternative that failed in the middle (mended in 3.11.5, gh-106052).
+_DOUBLE: Final = r"\"(?>(?:[^\"\\]|\\.)*)\"?"
 _SINGLE: Final = r"'[^']*+'?"
-_QUOTED: Final = re.compile(rf"(?:{_DOUBLE}|'(?:[^'\\]|\\.)*+'?)++", re.DOTALL)
+_QUOTED: Final = re.compile(rf"(?>(?:{_DOUBLE}|'(?>(?:[^'\\]|\\.)*)'?)+)", re.DOTALL)
 _DOLLAR: Final = r"\$(?![({])"
 # Behind a name in quotes: as in JSON, which may be quoted once more itself, or in a program.
 _JSON: Final = re.compile(
     rf"[fbruFBRU]{{0,2}}{_QUOTED.pattern}|(\\{{1,15}}[\"']).*?(?:\1|\Z)"
-    rf"|(?:[^\s,}}\]$(]|{_DOLLAR})++",
+    rf"|(?>(?:[^\s,}}\]$(]|{_DOLLAR})+)",
     re.DOTALL,
 )
-_BACKTICKS: Final = r"`(?:[^`\\]|\\.)*+`?"
-_SHELL: Final = rf"\$'(?:[^'\\]|\\.)*+'?|\\.|{_BACKTICKS}|{_DOLLAR}"
+_BACKTICKS: Final = r"`(?>(?:[^`\\]|\\.)*)`?"
+_SHELL: Final = rf"\$'(?>(?:[^'\\]|\\.)*)'?|\\.|{_BACKTICKS}|{_DOLLAR}"
 # What a shell takes for one word, by the quote that the whole of it is in: that ends it.
 _SHELL_WORD: Final = {
-    "": re.compile(rf"(?:{_SHELL}|{_DOUBLE}|{_SINGLE}|[^\s;&|\"'\\`$(])++", re.DOTALL),
+    "": re.compile(rf"(?>(?:{_SHELL}|{_DOUBLE}|{_SINGLE}|[^\s;&|\"'\\`$(])+)", re.DOTALL),
     '"': re.compile(
-        rf"(?:\\\"(?:[^\"\\]|\\[^\"])*+(?:\\\")?|{_SHELL}|{_SINGLE}|[^\s;&|\"'\\`$(])++", re.DOTALL
+        rf"(?>(?:\\\"(?>(?:[^\"\\]|\\[^\"])*)(?:\\\")?|{_SHELL}|{_SINGLE}|[^\s;&|\"'\\`$(])+)",
+        re.DOTALL,
     ),
-    "'": re.compile(rf"(?:\\[^']|{_BACKTICKS}|{_DOLLAR}|{_DOUBLE}|[^\s;&|\"'\\`$(])++", re.DOTALL),
+    "'": re.compile(
+        rf"(?>(?:\\[^']|{_BACKTICKS}|{_DOLLAR}|{_DOUBLE}|[^\s;&|\"'\\`$(])+)", re.DOTALL
+    ),
 }
 _TO_QUOTE: Final = {
-    '"': re.compile(rf"(?:[^\"\\`$]|\\.|{_BACKTICKS}|{_DOLLAR})++", re.DOTALL),
-    "'": re.compile(r"(?:[^']|'\\''|'\"'\"')++"),
+    '"': re.compile(rf"(?>(?:[^\"\\`$]|\\.|{_BACKTICKS}|{_DOLLAR})+)", re.DOTALL),
+    "'": re.compile(r"(?>(?:[^']|'\\''|'\"'\"')+)"),
 }
 _LINE: Final = {
     "": re.compile(r"[^\n]+"), '"': re.compile(r"[^\"\n]+"), "'": re.compile(r"[^'\n]+"),
