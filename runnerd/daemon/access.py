@@ -26,7 +26,8 @@ from typing import Final, NamedTuple
 from runnerd.protocol.errors import RequestError
 
 from .linux import SO_PEERPIDFD
-from .procfs import Stat, check_sight, descends_from, read_stat
+from .procfs import Stat, descends_from, read_stat
+from .shortage import check_sight
 from .signalling import open_pidfd
 
 _CRED: Final = struct.Struct("iII")

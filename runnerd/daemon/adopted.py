@@ -32,7 +32,7 @@ from runnerd.protocol.exits import ReceiptProcess, Survivor
 from .ending import LISTED_MAX, receipt_of
 from .leaf import Leaf
 from .poller import Owner, Poller, Timer
-from .procfs import Stat, descends_from, look, read_stat, tree
+from .procfs import Stat, descends_from, look, read_file, read_stat, tree
 from .signalling import send_signal
 from .spares import Spares
 
@@ -81,10 +81,10 @@ class Kin(NamedTuple):
         if self.least_score is None:
             return False
         try:
-            with open(f"/proc/{stat.pid}/oom_score_adj", "rb") as file:
-                return None if int(file.read()) >= self.least_score else False
+            score = int(read_file(f"/proc/{stat.pid}/oom_score_adj"))
         except (FileNotFoundError, ProcessLookupError, PermissionError, ValueError):
             return False
+        return None if score >= self.least_score else False
 
 
 class AdoptedTree:

@@ -16,11 +16,12 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Final, NamedTuple
 
+from .procfs import read_file
+from .shortage import check_sight
+
 _MADE_MAX: Final = 1024  # cgroups that a command made in its own, looked at in one go
 _BATCH: Final = 128  # of those side by side that are removed before the next look at them
 _LINKS_OF_EMPTY: Final = 2
-_READ_BYTES: Final = 4096
-_SCARCE: Final = frozenset({errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.EAGAIN, errno.EINTR})
 
 
 class Leaf(NamedTuple):
@@ -125,23 +126,10 @@ def is_held(folder: Path) -> bool:
 
 def _listed_in(folder: Path) -> list[int]:
     try:
-        return [int(word) for word in _read(f"{folder}/cgroup.procs").split()]
+        return [int(word) for word in read_file(f"{folder}/cgroup.procs").split()]
     except OSError as error:
-        if error.errno in _SCARCE:
-            raise
+        check_sight(error)
         return []
-
-
-def _read(path: str) -> bytes:
-    # Once for each exec, so no more calls than it takes: a file object makes seven.
-    fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
-    try:
-        found = b""
-        while data := os.read(fd, _READ_BYTES):
-            found += data
-    finally:
-        os.close(fd)
-    return found
 
 
 def _cgroups_in(folder: Path) -> list[Path]:
@@ -162,8 +150,7 @@ def _cgroups_in(folder: Path) -> list[Path]:
                 found += inside
                 looking += inside
         except OSError as error:
-            if error.errno in _SCARCE:
-                raise
+            check_sight(error)
     return found
 
 

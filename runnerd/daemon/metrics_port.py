@@ -22,6 +22,7 @@ from typing import TYPE_CHECKING, Final
 import trio
 
 from .metrics import exposition
+from .shortage import NO_RESOURCES
 
 if TYPE_CHECKING:
     from runnerd.protocol.daemon_answers import MetricsAnswer
@@ -37,7 +38,6 @@ _REQUESTS_A_SECOND: Final = 20
 _BACKLOG: Final = 16
 _MADE_S: Final = 1.0  # an exposition is as old as this at most
 _AGAIN_S: Final = 30.0
-_NO_RESOURCES: Final = frozenset({errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM})
 _OPENMETRICS: Final = b"application/openmetrics-text"
 _WORDS: Final = {
     200: "OK",
@@ -128,7 +128,7 @@ class MetricsPort:
                 self._free.release()
                 if isinstance(error, BlockingIOError):
                     await trio.lowlevel.wait_readable(listening)
-                elif error.errno in _NO_RESOURCES:
+                elif error.errno in NO_RESOURCES:
                     await trio.sleep(1.0)  # it stays in the backlog: commands come first
                 elif error.errno != errno.ECONNABORTED:
                     raise

@@ -6,18 +6,19 @@ raised, or a tree would be called empty because nobody could see it.
 
 from __future__ import annotations
 
-import errno
 import functools
 import os
 import signal
 from collections.abc import Callable
 from typing import Final, NamedTuple
 
+from .shortage import check_sight
+
 _CLOCK_TICKS: Final = os.sysconf("SC_CLK_TCK")
 _PAGE_BYTES: Final = os.sysconf("SC_PAGE_SIZE")
 _ANCESTORS_MAX: Final = 4096
 _DELETED: Final = " (deleted)"  # a terminal's name is, once it has been hung up
-_BLIND: Final = frozenset({errno.EMFILE, errno.ENFILE, errno.ENOMEM})
+_READ_BYTES: Final = 4096
 
 ChildrenOf = Callable[[int], list[int]]
 
@@ -82,14 +83,22 @@ def read_stat(pid: int) -> Stat | None:
     )
 
 
-def check_sight(error: OSError) -> None:
-    """Raise the error if it says that we cannot look, nothing of the process.
+def read_file(path: str) -> bytes:
+    """Return what a file of the kernel's says, in no more calls than it takes.
+
+    A file object makes seven, and has None for one that is interrupted.
 
     Raises:
-        OSError: That one.
+        OSError: As the calls say.
     """
-    if error.errno in _BLIND:
-        raise error
+    fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+    try:
+        found = b""
+        while data := os.read(fd, _READ_BYTES):
+            found += data
+    finally:
+        os.close(fd)
+    return found
 
 
 @functools.cache
@@ -148,8 +157,8 @@ def _listed_children(pid: int) -> list[int]:
         return found
     for thread in threads:
         try:
-            with open(f"/proc/{pid}/task/{thread}/children", "rb") as file:
-                found += [int(word) for word in file.read().split()]
+            listed = read_file(f"/proc/{pid}/task/{thread}/children")
+            found += [int(word) for word in listed.split()]
         except OSError as error:
             check_sight(error)
     return found
@@ -216,8 +225,8 @@ def tree_use(root: int) -> TreeUse | None:
 def _ignores_children(pid: int) -> bool:
     """Whether a process has SIGCHLD ignored; True where that cannot be seen."""
     try:
-        with open(f"/proc/{pid}/status", "rb") as file:
-            mask = next(line for line in file if line.startswith(b"SigIgn:")).split()[1]
+        lines = read_file(f"/proc/{pid}/status").splitlines()
+        mask = next(line for line in lines if line.startswith(b"SigIgn:")).split()[1]
     except FileNotFoundError:
         return False
     except (OSError, StopIteration):

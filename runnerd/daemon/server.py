@@ -17,8 +17,8 @@ from runnerd.protocol.errors import RequestError
 from .access import Allowed, Peer, check_peer, peer_of
 from .connection import Connection
 from .service import Service
+from .shortage import NO_RESOURCES
 
-_EXHAUSTED: Final = frozenset({errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM})
 _BACK_OFF_S: Final = 0.1
 _SHORTAGE_SAID_EVERY_S: Final = 5.0
 _REFUSING_MAX: Final = 32  # refused connections that are still told why, at a time, of each kind
@@ -63,7 +63,7 @@ class Server:
                     return  # the stop has closed the socket
                 if error.errno == errno.ECONNABORTED:
                     continue
-                if error.errno not in _EXHAUSTED:
+                if error.errno not in NO_RESOURCES:
                     raise
                 self._shed(error)
                 await trio.sleep(_BACK_OFF_S)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import signal
 import subprocess
@@ -93,6 +94,23 @@ def test_who_goes_meanwhile_is_no_error(family: int) -> None:
     finally:
         is_over.set()
         thread.join()
+
+
+@pytest.mark.usefixtures("lists")
+@pytest.mark.parametrize("number", [errno.EMFILE, errno.ENOMEM, errno.EAGAIN])
+def test_who_cannot_look_does_not_say_that_nobody_is_there(
+    family: int, monkeypatch: pytest.MonkeyPatch, number: int
+) -> None:
+    tree_of(family, 7)
+
+    def fail(_fd: int, _count: int) -> bytes:
+        raise OSError(number, os.strerror(number))
+
+    monkeypatch.setattr(os, "read", fail)
+    with pytest.raises(OSError, match=os.strerror(number)):
+        procfs.tree(family)
+    assert procfs.tree_use(family) is None
+    monkeypatch.undo()
 
 
 def test_a_daemon_without_the_lists(start_daemon: Start) -> None:
