@@ -45,6 +45,7 @@ from .errors import (
     RemoteError,
     StreamLost,
 )
+from .numbering import Numbering
 from .pending import Asked, Followed, Unfollowed
 from .session import Answer, Event, Failure, Session, SubscriptionNote, checks_of_start
 
@@ -101,11 +102,9 @@ class Conversation:
         self._name = f"c-{mint()[:16]}"
         self._is_stopping = False
         self._last_id = 0
-        self._last_number = 0
         self._names = 0
         self._asked: dict[int, Asked] = {}
-        self._followed: dict[int, Followed] = {}
-        self._watched: dict[int, int | None] = {}  # numbers on the wire
+        self._numbers = Numbering()
         self._disconnect()
 
     def _disconnect(self) -> None:
@@ -115,7 +114,6 @@ class Conversation:
         self._hello_id = 0
         self._wire_ids: dict[int, int] = {}
         self._resuming: dict[int, int] = {}
-        self._numbers: dict[int, int] = {}
         self._unsent = bytearray()
         self._queued_bytes = 0
         self._sent_bytes = 0
@@ -123,7 +121,7 @@ class Conversation:
     @property
     def is_owed_heartbeats(self) -> bool:
         """Whether the daemon would say something within seconds, if only that nothing happened."""
-        return bool(self._numbers)
+        return self._numbers.is_on_wire
 
     # The outgoing bytes
 
@@ -191,7 +189,7 @@ class Conversation:
             self._send(self._last_id + 1, asked)
         elif isinstance(params, ExecDetach):
             # At once: where the next attempt is lost before its hello, it is never sent.
-            self._forget(params.subscription)
+            self._numbers.forget(params.subscription)
         self._last_id += 1
         self._asked[self._last_id] = asked
         return self._last_id
@@ -206,14 +204,14 @@ class Conversation:
         self._wire_ids[wire_id] = own_id
         asked.ends_at_bytes = self._queue(framed)
         if isinstance(asked.params, ExecDetach):
-            self._forget(asked.params.subscription)
+            self._numbers.forget(asked.params.subscription)
 
     def _as_sent_now(self, asked: Asked) -> tuple[str, Params]:
         params = asked.params
         if not isinstance(params, (ExecDetach, ExecAck)):
             return asked.method, params
-        wire_number = self._wire_number(params.subscription)
-        was_opened = 0 < params.subscription <= self._last_number
+        wire_number = self._numbers.on_wire(params.subscription)
+        was_opened = self._numbers.was_given(params.subscription)
         if isinstance(params, ExecAck) and was_opened and wire_number is None:
             # It is over, or its next window begins anew: only an answer is owed, and that is alike.
             return "ping", Ping()
@@ -238,13 +236,13 @@ class Conversation:
     def ack(self, subscription: int, seq: int) -> None:
         """Acknowledge a subscription's output up to a sequence."""
         self._acknowledged(subscription, seq)
-        followed = self._followed.get(subscription)
+        followed = self._numbers.followed.get(subscription)
         if followed is not None and followed.wire_number is not None:
             assert self._session is not None
             self._queue(self._session.ack(followed.wire_number, seq))
 
     def _acknowledged(self, subscription: int, seq: int) -> None:
-        followed = self._followed.get(subscription)
+        followed = self._numbers.followed.get(subscription)
         if followed is None:
             return
         followed.acknowledged(seq)
@@ -253,8 +251,8 @@ class Conversation:
 
     def detach(self, subscription: int) -> None:
         """End a subscription: nothing of it is told any more."""
-        wire_number = self._wire_number(subscription)
-        self._forget(subscription)
+        wire_number = self._numbers.on_wire(subscription)
+        self._numbers.forget(subscription)
         if wire_number is not None and self._session is not None:
             self._detach(wire_number)
 
@@ -267,21 +265,7 @@ class Conversation:
     @property
     def subscriptions(self) -> dict[int, str]:
         """Its open subscriptions, by number: whose output, "" for events."""
-        followed = {number: each.checks.exec_id for number, each in self._followed.items()}
-        return followed | dict.fromkeys(self._watched, "")
-
-    def _wire_number(self, subscription: int) -> int | None:
-        followed = self._followed.get(subscription)
-        return self._watched.get(subscription) if followed is None else followed.wire_number
-
-    def _forget(self, subscription: int) -> str | None:
-        """Let go of a subscription; returns its exec's id, "" for events, None if not known."""
-        self._numbers.pop(self._wire_number(subscription) or _NOBODY, None)
-        if subscription in self._watched:
-            del self._watched[subscription]
-            return ""
-        followed = self._followed.pop(subscription, None)
-        return None if followed is None else followed.checks.exec_id
+        return self._numbers.exec_ids
 
     # Connections
 
@@ -323,9 +307,7 @@ class Conversation:
         Returns:
             The answers of requests that are over with it, in the order made.
         """
-        for followed in self._followed.values():
-            followed.lost()
-        self._watched = dict.fromkeys(self._watched)
+        self._numbers.lost()
         told: list[Occurrence] = []
         for own_id, asked in [*self._asked.items()]:
             event = asked.lost(own_id, self._sent_bytes)
@@ -351,7 +333,7 @@ class Conversation:
         return StreamLost(what, exec_ids=exec_ids, methods=methods)
 
     def _open_ends(self) -> tuple[list[str], list[str]]:
-        checks = [followed.checks for followed in self._followed.values()]
+        checks = [followed.checks for followed in self._numbers.followed.values()]
         exec_ids = [each.exec_id for each in checks if not each.has_exited]
         return exec_ids, [asked.method for asked in self._asked.values()]
 
@@ -374,11 +356,7 @@ class Conversation:
             return self._greet(result)
         if answer.request_id in self._resuming:
             number = self._resuming.pop(answer.request_id)
-            if isinstance(result, AttachAnswer):
-                self._resumed(number, result.subscription)
-            elif isinstance(result, EventsAnswer):
-                return self._watched_again(number, result)
-            return []
+            return self._take_resumed(number, result)
         own_id = self._wire_ids.pop(answer.request_id)
         asked = self._asked.pop(own_id)
         if isinstance(result, StartAnswer):
@@ -389,35 +367,31 @@ class Conversation:
             assert result.subscription is not None
             result.subscription = self._opened_by(asked.params, answer.opened, result.subscription)
         if isinstance(result, EventsAnswer):
-            result.subscription = self._watch(result.subscription)
+            number = self._numbers.watch()
+            self._numbers.put_on_wire(number, result.subscription)
+            result.subscription = number
         return [Answer(own_id, asked.method, result)]
 
-    def _watch(self, wire_number: int) -> int:
-        self._last_number += 1
-        self._watched[self._last_number] = wire_number
-        self._numbers[wire_number] = self._last_number
-        return self._last_number
-
-    def _watched_again(self, number: int, answer: EventsAnswer) -> list[Occurrence]:
-        if number not in self._watched:  # detached meanwhile
-            self._detach(answer.subscription)
+    def _take_resumed(self, number: int, result: object) -> list[Occurrence]:
+        if not isinstance(result, (AttachAnswer, EventsAnswer)):
+            return []  # a detach of ours
+        if not self._numbers.put_on_wire(number, result.subscription):
+            self._detach(result.subscription)  # forgotten while this was under way
             return []
-        self._watched[number] = answer.subscription
-        self._numbers[answer.subscription] = number
+        if isinstance(result, AttachAnswer):
+            self._numbers.followed[number].is_resuming = False
+            return []
         # Nobody knows what happened between the two connections: that much is said.
         return [
-            EventNote(subscription=number, number=answer.number, at=answer.at, kind="events_lost")
+            EventNote(subscription=number, number=result.number, at=result.at, kind="events_lost")
         ]
 
     def _opened_by(self, params: Params, checks: Subscription, wire_number: int) -> int:
         attach = params.attach if isinstance(params, ExecStart) else params
         assert isinstance(attach, (Attach, ExecAttach))
-        followed = Followed(checks, attach)
-        self._last_number += 1
-        self._followed[self._last_number] = followed
-        followed.wire_number = wire_number
-        self._numbers[wire_number] = self._last_number
-        return self._last_number
+        number = self._numbers.follow(Followed(checks, attach))
+        self._numbers.put_on_wire(number, wire_number)
+        return number
 
     def _follow_anyway(self, params: Params, exec_id: str) -> int | None:
         """Have a start that was recognised and got no subscription attached to, or told why not.
@@ -429,19 +403,10 @@ class Conversation:
         if params.attach is None:
             return None
         checks = checks_of_start(exec_id, params, params.attach)
-        self._last_number += 1
-        followed = self._followed[self._last_number] = Followed(checks, params.attach)
-        self._resume(self._last_number, followed)
-        return self._last_number
-
-    def _resumed(self, number: int, wire_number: int) -> None:
-        followed = self._followed.get(number)
-        if followed is None:
-            self._detach(wire_number)  # while its resumption was under way
-            return
-        followed.is_resuming = False
-        followed.wire_number = wire_number
-        self._numbers[wire_number] = number
+        followed = Followed(checks, params.attach)
+        number = self._numbers.follow(followed)
+        self._resume(number, followed)
+        return number
 
     def _take_failure(self, failure: Failure) -> list[Occurrence]:
         if failure.request_id == self._hello_id or (
@@ -454,24 +419,24 @@ class Conversation:
             return [failure]
         if failure.request_id in self._resuming:
             number = self._resuming.pop(failure.request_id)
-            exec_id = self._forget(number)
+            exec_id = self._numbers.forget(number)
             return [] if exec_id is None else [Unfollowed(number, exec_id, failure.error)]
         own_id = self._wire_ids.pop(failure.request_id)
         asked = self._asked.pop(own_id)
         return [Failure(own_id, asked.method, failure.error)]
 
     def _take_note(self, note: SubscriptionNote) -> list[Occurrence]:
-        number = self._numbers.get(note.subscription)
+        number = self._numbers.ours(note.subscription)
         if number is None:
             return []  # detached: what was under way is no news
         note.subscription = number
         if isinstance(note, EventNote):
             return [note]
-        followed = self._followed[number]
+        followed = self._numbers.followed[number]
         if isinstance(note, OutputNote):
             followed.took_in(note)
         elif isinstance(note, (ClosedNote, SupersededNote)):
-            self._forget(number)
+            self._numbers.forget(number)
         return [note]
 
     def _greet(self, hello: HelloAnswer) -> list[Occurrence]:
@@ -481,9 +446,9 @@ class Conversation:
         self._session.frame_bytes_max = hello.limits.frame_bytes
         self.starts = max(self.starts, hello.starts)
         self.is_greeted = True
-        for number, followed in self._followed.items():
+        for number, followed in self._numbers.followed.items():
             self._resume(number, followed)
-        for number in self._watched:
+        for number in self._numbers.watched:
             wire_id, framed = self._session.request("events.subscribe", EventsSubscribe())
             self._resuming[wire_id] = number
             self._queue(framed)
