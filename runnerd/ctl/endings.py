@@ -118,9 +118,8 @@ def say_error(error: ClientError) -> None:
     """Print what happened, what is still true and what to do, the latter two where known."""
     preserved = f" ({error.preserved})" if error.preserved else ""
     say(f"{error.message}{preserved}")
-    if not error.hint:
-        return
-    after_s = getattr(getattr(error, "data", None), "retry_after_s", None)
-    # Some hints name a field of the error's data, which nobody sees here.
-    seconds = None if after_s is None else f"{after_s:g} s"
-    say_hint(error.hint.replace("data.retry_after_s", seconds or "a moment"))
+    if error.hint:
+        # Some name a field of the error's data, which nobody sees here.
+        after_s = getattr(getattr(error, "data", None), "retry_after_s", None)
+        after = "a moment" if after_s is None else f"{after_s:g} s"
+        say_hint(error.hint.replace("data.retry_after_s", after))

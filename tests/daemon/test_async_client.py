@@ -212,8 +212,9 @@ def test_a_cancelled_scope_around_the_connection_ends_what_was_created(
             with anyio.CancelScope() as scope:
 
                 async def cancel() -> None:
-                    while not await live(other):  # noqa: ASYNC110  # a level, polled
-                        await anyio.sleep(0.01)
+                    with anyio.fail_after(10):
+                        while not await live(other):  # noqa: ASYNC110  # a level, polled
+                            await anyio.sleep(0.01)
                     scope.cancel()
 
                 tasks.start_soon(cancel)

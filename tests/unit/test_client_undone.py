@@ -20,6 +20,17 @@ if TYPE_CHECKING:
 Id = int | str | None
 
 
+def ignore(peer: Peer, request_id: Id, params: Params) -> None:
+    """Never answer."""
+
+
+async def start_and_give_up(path: str) -> None:
+    with anyio.fail_after(20):
+        async with connect(path) as runner:
+            with anyio.move_on_after(0.05):
+                await runner.start(["x"])
+
+
 @pytest.mark.parametrize("backend", ["asyncio", "trio"])
 def test_the_connection_is_kept_until_the_undoing_was_answered(
     tmp_path: Path, backend: str
@@ -27,36 +38,19 @@ def test_the_connection_is_kept_until_the_undoing_was_answered(
     is_over = threading.Event()
     was_over: list[bool] = []
 
-    def start(peer: Peer, request_id: Id, params: Params) -> None:
-        """Never answer."""
-
     def cancel(peer: Peer, request_id: Id, params: Params) -> None:
         was_over.append(is_over.wait(0.2))
         peer.answer(request_id, CancelAnswer(outcome="ending"))
 
-    async def main(path: str) -> None:
-        async with connect(path) as runner:
-            with anyio.move_on_after(0.05):
-                await runner.start(["x"])
-
-    script = {"exec.start": start, "exec.cancel": cancel}
+    script = {"exec.start": ignore, "exec.cancel": cancel}
     with FakeDaemon(tmp_path / "s", script) as daemon:
-        anyio.run(main, daemon.path, backend=backend)
+        anyio.run(start_and_give_up, daemon.path, backend=backend)
         is_over.set()
     assert was_over == [False]
 
 
 @pytest.mark.parametrize("backend", ["asyncio", "trio"])
 def test_a_daemon_that_does_not_answer_holds_nobody_for_ever(tmp_path: Path, backend: str) -> None:
-    def ignore(peer: Peer, request_id: Id, params: Params) -> None:
-        """Never answer."""
-
-    async def main(path: str) -> None:
-        with anyio.fail_after(20):
-            async with connect(path) as runner:
-                with anyio.move_on_after(0.05):
-                    await runner.start(["x"])
-
     script = {"exec.start": ignore, "exec.cancel": ignore}
     with FakeDaemon(tmp_path / "s", script) as daemon:
-        anyio.run(main, daemon.path, backend=backend)
+        anyio.run(start_and_give_up, daemon.path, backend=backend)

@@ -130,6 +130,12 @@ def test_where_nothing_is_left_behind_nothing_is_sent(shown: bytes) -> None:
     assert modes.undo() == b""
 
 
+def next_keys(feeder: KeyFeeder) -> bytes:
+    write = feeder.next_write()
+    assert write is not None
+    return write.data
+
+
 def test_keys_are_appended_and_what_others_type_does_not_count() -> None:
     feeder = KeyFeeder("x")
     feeder.offer(b"ab")
@@ -142,9 +148,7 @@ def test_keys_are_appended_and_what_others_type_does_not_count() -> None:
     assert rest is not None
     assert rest.data == b"cd"
     feeder.answered(WriteAnswer(accepted_bytes=1000, room_bytes=1))
-    second = feeder.next_write()
-    assert second is not None
-    assert second.data == b"cd"
+    assert next_keys(feeder) == b"cd"
     feeder.answered(WriteAnswer(accepted_bytes=1002, room_bytes=1))
     assert (feeder.next_write(), feeder.rest()) == (None, None)
     assert feeder.wants_data
@@ -157,18 +161,12 @@ def test_keys_that_found_no_room_are_sent_again_and_none_is_doubled() -> None:
     feeder.next_write()
     feeder.offer(b"gh")
     feeder.answered(WriteAnswer(accepted_bytes=102, room_bytes=0))
-    write = feeder.next_write()
-    assert write is not None
-    assert write.data == b"cdefgh"
+    assert next_keys(feeder) == b"cdefgh"
     feeder.answered(WriteAnswer(accepted_bytes=102, room_bytes=0))
-    write = feeder.next_write()
-    assert write is not None
-    assert write.data == b"cdefgh"
+    assert next_keys(feeder) == b"cdefgh"
     # Three, and nobody knows whose: ours at most, so none of the first three is sent again.
     feeder.answered(WriteAnswer(accepted_bytes=105, room_bytes=0))
-    write = feeder.next_write()
-    assert write is not None
-    assert write.data == b"fgh"
+    assert next_keys(feeder) == b"fgh"
     feeder.answered(WriteAnswer(accepted_bytes=1000, room_bytes=1))
     assert (feeder.next_write(), feeder.rest()) == (None, None)
 
@@ -181,9 +179,7 @@ def test_a_busy_daemon_is_left_alone_for_a_while_and_what_it_took_is_not_sent_ag
     feeder.failed(RemoteError.before_sending(busy))
     assert (feeder.is_over, feeder.pause_s, feeder.next_write()) == (False, 0.5, None)
     feeder.resume()
-    write = feeder.next_write()
-    assert write is not None
-    assert write.data == b"cdef"
+    assert next_keys(feeder) == b"cdef"
 
 
 def test_keys_that_may_be_lost_are_not_sent_again_and_later_ones_are() -> None:
@@ -193,9 +189,7 @@ def test_keys_that_may_be_lost_are_not_sent_again_and_later_ones_are() -> None:
     feeder.offer(b"cd")
     feeder.failed(Ambiguous("exec.write", "x"))
     assert (feeder.error, feeder.is_over, feeder.doubtful_bytes) == (None, False, 2)
-    write = feeder.next_write()
-    assert write is not None
-    assert write.data == b"cd"
+    assert next_keys(feeder) == b"cd"
     feeder.failed(ClientError("refused"))
     assert feeder.is_over
     assert feeder.error is not None

@@ -80,6 +80,10 @@ class Place:
 
         wait_for(turned)
 
+    def turn_until_idle(self) -> None:
+        wait_for(lambda: self.journal._began_s is None)
+        self.turn_until("place.journal._done.empty()")
+
 
 def test_after_a_failure_nothing_is_written_but_everything() -> None:
     """What was on its way already would leave a gap behind it that nobody could see."""
@@ -122,8 +126,7 @@ def test_a_write_that_hangs_is_noticed_though_nobody_waits_for_it(
     monkeypatch.undo()
     place.file.may_go_on.set()
     place.turn_until("place.file.written == [([1], False)]")
-    wait_for(lambda: place.journal._began_s is None)
-    place.turn_until("place.journal._done.empty()")
+    place.turn_until_idle()
     assert not place.journal.is_on
     place.journal._retry()
     place.turn_until("place.journal.is_on")
@@ -165,8 +168,7 @@ def test_what_is_written_anew_and_was_given_up_meanwhile_does_not_count(
     monkeypatch.undo()
     place.file.may_go_on.set()
     place.turn_until("place.file.written == [([1, 2], True)]")
-    wait_for(lambda: place.journal._began_s is None)
-    place.turn_until("place.journal._done.empty()")
+    place.turn_until_idle()
     assert not place.journal.is_on
 
 
